@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oat.build.environment import environment_part
+from oat.build.parts import run_facts
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, OracleConfig
 from oat.errors import ConfigError
@@ -110,7 +111,9 @@ def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Address
 
 def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) -> Oracle:
     if name not in BUILTIN:
-        return build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+        oracle = build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+        oracle.tell(run_facts(config))
+        return oracle
     known = KnownOracle(name, kind)
     environment = environment_part(config)
     if name == "environment" and environment is not None:

@@ -32,7 +32,7 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     found = ORACLES.load(name)
     if name in ORACLES:
         computes = inspect.isclass(found) and "device" in (keywords(found) or ())
-        return _made(found, name, {"device": device, **options} if computes else options)
+        return _made(found, name, {"device": device, **options} if computes else options, reads_group=False)
     oracle = make_oracle(found, name, options)
     if oracle.version is None:
         name_source(oracle, found, name)
@@ -73,7 +73,7 @@ def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     return oracle if isinstance(oracle, CallableOracle) else UsersOracle(oracle)
 
 
-def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+def _made(found: Any, name: str, options: Mapping[str, Any], *, reads_group: bool | None = None) -> Oracle:
     if inspect.isclass(found):
         return _construct(found, name, options)
     if hasattr(found, "submit"):
@@ -94,7 +94,7 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     return (
         CallableComparison(found, name)
         if first == ["prompts", "first", "second"]
-        else CallableOracle(found, name)
+        else CallableOracle(found, name, reads_group=reads_group)
     )
 
 

@@ -3,8 +3,10 @@ protocol.
 
 If the oracle's answers may be used again (`cacheable`), the check asks the same questions four more times: in
 the same order, in reverse order, one by one, and with other tokens for the same texts. The values must be
-equal, because the ledger stores an answer and uses it for equal questions later. The check does not swap the
-two responses of a pair: an oracle with a position bias judges badly, but does not break the protocol.
+equal, because the ledger stores an answer and uses it for equal questions later. If the oracle reads the
+group (`reads_group`), one by one means: one group at a time. Otherwise it means: one response at a time. The
+check does not swap the two responses of a pair: an oracle with a position bias judges badly, but does not
+break the protocol.
 """
 
 import copy
@@ -24,6 +26,7 @@ from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.oracles.contract import checked, in_words, pairs_of, tickets_of
 from oat.oracles.make import build_oracle, make_oracle
+from oat.oracles.whole_groups import STATE
 from oat.testing.part import Part
 from oat.testing.samples import make_question
 from oat.types import Answer, Question, Steps
@@ -91,7 +94,8 @@ def check_oracle(
         same = functools.partial(_check_same, name, asked, first, tolerance)
         same("asked again, with other keys", ask(_renamed(asked, 1_000)))
         same("asked in the other order", ask(_renamed(asked, 2_000)[::-1])[::-1])
-        same("asked alone", [_alone(ask, question, place) for place, question in enumerate(asked)])
+        alone = [_alone(ask, question, place, built.reads_group) for place, question in enumerate(asked)]
+        same("asked alone", alone)
         same("asked of other tokens with that text", ask(_retokenised(_renamed(asked, 10_000))))
 
 
@@ -176,9 +180,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
     argument's name to `changed`."""
 
     def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        changed.update(
-            dict.fromkeys(name for name, value in after.items() if wire.encode(value) != before[name])
-        )
+        changed.update(dict.fromkeys(name for name in before if wire.encode(after[name]) != before[name]))
 
     async def finish(returned: Awaitable[Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
         value = await returned
@@ -187,7 +189,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
 
     @functools.wraps(function)
     def watched(**arguments: Any) -> Any:
-        before = {name: wire.encode(value) for name, value in arguments.items()}
+        before = {name: wire.encode(value) for name, value in arguments.items() if name != STATE}
         returned = function(**arguments)
         if inspect.isawaitable(returned):
             return finish(returned, before, arguments)
@@ -233,10 +235,11 @@ def _retokenised(questions: Sequence[Question]) -> list[Question]:
     ]
 
 
-def _alone(ask: _Asking, question: Question, place: int) -> Answer:
-    """Ask one question alone, and return the answer. If the question asks for scores, ask about each
-    candidate alone. A run asks in this way if the ledger has the scores of the other candidates."""
-    if question.kind == "compare":
+def _alone(ask: _Asking, question: Question, place: int, reads_group: bool) -> Answer:
+    """Ask one question alone, and return the answer. If the question asks for scores, and the oracle does not
+    read the group, ask about each candidate alone. A run asks in this way if the ledger has the scores of the
+    other candidates."""
+    if question.kind == "compare" or reads_group:
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [
         replace(
@@ -278,8 +281,8 @@ def _check_same(
                 text = "" if question.kind == "compare" else f", candidate {candidate!r}"
                 raise ContractError(
                     f"{name}: {in_words(question)}{text}: answered {said[0]}, and {said[1]} when {how}; an "
-                    "answer that is no function of the prompt and the response, or pair, must not be used "
-                    "again: set `cacheable = False` on the oracle, or remove the cause"
+                    "answer must be a function of the prompt and the response, or pair, or of the group if "
+                    "the oracle reads it: remove the cause, or set `cacheable = False` on the oracle"
                 )
 
 

@@ -81,7 +81,7 @@ class MathRule(CallableOracle):
     """
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
-        super().__init__(self.grade, "math")
+        super().__init__(self.grade, "math", reads_group=False)
         check_limits(workers=workers, timeout_s=timeout_s)
         self.version = "4"
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "count": workers}
