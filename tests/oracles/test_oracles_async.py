@@ -116,7 +116,7 @@ def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> No
         await asyncio.sleep(0.3)
         return [1.0] * len(completions)
 
-    oracle = CallableOracle(slow, "slow")
+    oracle = CallableOracle(slow, "slow", reads_group=False)
     tickets = oracle.submit([question(0, ("a", "b")), question(1, ("c",))])
     assert oracle.collect(tickets, 0.01) == []
     assert oracle.collect(tickets, 0.01) == []
@@ -135,7 +135,7 @@ def test_an_async_function_that_two_wait_for():
         await asyncio.sleep(0.2)
         return length(completions)
 
-    oracle = CallableOracle(slow, "slow")
+    oracle = CallableOracle(slow, "slow", reads_group=False)
     late = oracle.submit([question(0, ("a",)), question(1, ("bb",))])
     assert oracle.collect(late, 0.01) == []
     other = oracle.submit([question(2, ("ccc",))])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oat.build.oracles import shows_groups
 from oat.config.settings import Config
 from oat.rundir.provenance import entries
 
@@ -22,15 +23,30 @@ class Change:
         name: a name that stays the same; `environment.json` records it.
         says: a sentence for the user of a run that was begun before: what is otherwise now, and why. It
             begins with a small letter and ends without a full stop.
-        concerns: function that says whether a run with this configuration computes something else now.
+        concerns: function that says whether a run with this configuration computes something else now, or
+            would if it was begun now.
+        is_kept: True: the run goes on as it was begun, by a setting (`EARLIER`), and `says` tells so.
     """
 
     name: str
     says: str
     concerns: Callable[[Config], bool]
+    is_kept: bool = False
 
 
-CHANGES: tuple[Change, ...] = ()
+def _keeps_rewards(config: Config) -> bool:
+    return config.oracle.whole_groups is False and shows_groups(config)
+
+
+CHANGES: tuple[Change, ...] = (
+    Change(
+        "whole groups",
+        "it goes on as it began: a reward function gets equal responses of a group once, and its rewards are "
+        "used again (oracle.whole_groups: false); a new run shows it whole groups",
+        _keeps_rewards,
+        is_kept=True,
+    ),
+)
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 
 
@@ -56,4 +72,5 @@ def untold(run_dir: Path, config: Config) -> Iterator[str]:
     }
     for change in CHANGES:
         if change.name not in told and change.concerns(config):
-            yield f"{run_dir}: an earlier version of oat began this run, and from here on {change.says}"
+            since = "" if change.is_kept else "from here on "
+            yield f"{run_dir}: an earlier version of oat began this run, and {since}{change.says}"

@@ -109,6 +109,18 @@ def oracle_options(name: str) -> set[str] | None:
     return keywords(found) if inspect.isclass(found) else set()
 
 
+def is_shown_groups(name: str) -> bool:
+    """Return True if a name is that of a user's reward function that does not declare `reads_group = False`.
+
+    Raises:
+        ConfigError: the code cannot be loaded.
+    """
+    found = ORACLES.load(name)
+    if inspect.isclass(found) or hasattr(found, "submit") or not callable(found):
+        return False
+    return name not in ORACLES and _made(found, name, {}).reads_group
+
+
 def _source(found: Any, name: str) -> tuple[str, str, str]:
     """Return the place of a function's or class's source, the hash of the source, and a second hash.
 

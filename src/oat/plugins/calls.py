@@ -128,7 +128,7 @@ def _off_the_main_thread(error: BaseException | None) -> str:
     Python refuses; otherwise ""."""
     if threading.current_thread() is threading.main_thread():
         return ""
-    while error is not None and "main thread" not in str(error):
+    while error is not None and "main thread" not in described(error):
         error = error.__cause__ or error.__context__
     if error is None:
         return ""

@@ -33,6 +33,15 @@ from oat.types import Answer, Question, Steps
 from oat.types.budget import Budget
 
 _PATIENCE_S = 1.0
+_OF_A_RESPONSE = (
+    "an answer that is no function of the prompt and the response, or pair, must not be used again: set "
+    "`reads_group = True` on the oracle if the question's other responses matter, set `cacheable = False`, "
+    "or remove the cause"
+)
+_OF_A_GROUP = (
+    "the rewards of a group must be a function of its prompt and its responses, whatever else is asked: "
+    "remove the cause"
+)
 _COPIES = "work on copies of lists, columns and messages"
 
 
@@ -91,7 +100,8 @@ def check_oracle(
     ask.require(asked, f"there is nothing to ask; give questions of the kind {built.answers!r}")
     first = ask(asked)
     if built.cacheable:
-        same = functools.partial(_check_same, name, asked, first, tolerance)
+        broken = _OF_A_GROUP if built.reads_group else _OF_A_RESPONSE
+        same = functools.partial(_check_same, name, asked, first, tolerance, broken)
         same("asked again, with other keys", ask(_renamed(asked, 1_000)))
         same("asked in the other order", ask(_renamed(asked, 2_000)[::-1])[::-1])
         alone = [_alone(ask, question, place, built.reads_group) for place, question in enumerate(asked)]
@@ -215,7 +225,14 @@ def _questions(oracle: Oracle, reference: str | None, columns: dict[str, Any]) -
     if oracle.answers == "score":
         groups += [("4",), ("4", "", "4", " 4 ", "-4")]
     return [
-        make_question("2+2=", *texts, kind=oracle.answers, occurrence=n, reference=reference, **columns)
+        make_question(
+            ("2+2=", "1+3=")[n % 2],
+            *texts,
+            kind=oracle.answers,
+            occurrence=n,
+            reference=reference,
+            **columns,
+        )
         for n, texts in enumerate(groups)
     ]
 
@@ -262,6 +279,7 @@ def _check_same(
     questions: Sequence[Question],
     first: Sequence[Answer],
     tolerance: float,
+    broken: str,
     how: str,
     other: Sequence[Answer],
 ) -> None:
@@ -280,9 +298,8 @@ def _check_same(
                 candidate = question.candidates[place][:40]
                 text = "" if question.kind == "compare" else f", candidate {candidate!r}"
                 raise ContractError(
-                    f"{name}: {in_words(question)}{text}: answered {said[0]}, and {said[1]} when {how}; an "
-                    "answer must be a function of the prompt and the response, or pair, or of the group if "
-                    "the oracle reads it: remove the cause, or set `cacheable = False` on the oracle"
+                    f"{name}: {in_words(question)}{text}: answered {said[0]}, and {said[1]} when {how}; "
+                    + broken
                 )
 
 
