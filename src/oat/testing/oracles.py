@@ -82,9 +82,8 @@ def check_oracle(
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
-    settings = options or {}
-    is_named = isinstance(oracle, str)
-    built = build_oracle(oracle, settings) if is_named else make_oracle(oracle, name, settings)
+    make = build_oracle if isinstance(oracle, str) else functools.partial(make_oracle, oracle)
+    built = make(name, options or {})
     ask = _Asking(built, name, seconds)
     ask.require(
         not (is_made and options),
@@ -101,11 +100,10 @@ def check_oracle(
     first = ask(asked)
     if built.cacheable:
         broken = _OF_A_GROUP if built.reads_group else _OF_A_RESPONSE
-        same = functools.partial(_check_same, name, asked, first, tolerance, broken)
+        same = functools.partial(_check_same, name, broken, asked, first, tolerance)
         same("asked again, with other keys", ask(_renamed(asked, 1_000)))
         same("asked in the other order", ask(_renamed(asked, 2_000)[::-1])[::-1])
-        alone = [_alone(ask, question, place, built.reads_group) for place, question in enumerate(asked)]
-        same("asked alone", alone)
+        same("asked alone", [_alone(ask, question, place) for place, question in enumerate(asked)])
         same("asked of other tokens with that text", ask(_retokenised(_renamed(asked, 10_000))))
 
 
@@ -252,11 +250,11 @@ def _retokenised(questions: Sequence[Question]) -> list[Question]:
     ]
 
 
-def _alone(ask: _Asking, question: Question, place: int, reads_group: bool) -> Answer:
+def _alone(ask: _Asking, question: Question, place: int) -> Answer:
     """Ask one question alone, and return the answer. If the question asks for scores, and the oracle does not
     read the group, ask about each candidate alone. A run asks in this way if the ledger has the scores of the
     other candidates."""
-    if question.kind == "compare" or reads_group:
+    if question.kind == "compare" or ask.oracle.reads_group:
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [
         replace(
@@ -276,10 +274,10 @@ def _alone(ask: _Asking, question: Question, place: int, reads_group: bool) -> A
 
 def _check_same(
     name: str,
+    broken: str,
     questions: Sequence[Question],
     first: Sequence[Answer],
     tolerance: float,
-    broken: str,
     how: str,
     other: Sequence[Answer],
 ) -> None:
