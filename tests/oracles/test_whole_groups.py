@@ -125,7 +125,7 @@ def asked_groups(draw: st.DrawFn) -> list[Question]:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-@settings(max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(data=st.data())
 def test_a_function_sees_each_group_whole_and_in_order(
     code: str, is_async: bool, data: st.DataObject
