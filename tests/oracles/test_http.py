@@ -166,7 +166,7 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
 
     def answer(asked: Asked) -> Reply:
         times.append(time.time())
-        value = formatdate(rests_until, usegmt=True) if is_date else "1"
+        value = formatdate(rests_until, usegmt=True) if is_date else "1.0"
         return Reply(status=429, headers={"retry-after": value}) if len(times) == 1 else GOOD
 
     with serving(answer) as server:
@@ -180,7 +180,7 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
 
 @pytest.mark.sample("99999999999999999999", "soon", seconds=1.3)
 @pytest.mark.parametrize(
-    "value", ["99999999999999999999", "soon", "-5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"]
+    "value", ["99999999999999999999", "soon", "-5", "9999.5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"]
 )
 def test_retry_after_is_bounded_by_the_deadline(client: Any, value: str) -> None:
     with serving(in_turn(Reply(status=503, headers={"retry-after": value}))) as server:
