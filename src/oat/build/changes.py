@@ -6,10 +6,12 @@ an earlier version computed wrongly is right in begun runs too. A difference tha
 setting (`EARLIER` of `config/stored.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from oat.config.load import dump
 from oat.config.settings import Config
 from oat.rundir.provenance import entries
 
@@ -30,7 +32,30 @@ class Change:
     concerns: Callable[[Config], bool]
 
 
-CHANGES: tuple[Change, ...] = ()
+def _asks_a_judge(config: Config) -> bool:
+    tree = dump(config)
+    evaluation = tree["evaluation"] or {}
+    return any(map(_names_judge, (tree["oracle"], evaluation.get("oracle"), evaluation.get("gold"))))
+
+
+def _names_judge(section: Any) -> bool:
+    """Return True if a section of an oracle, or a section within it, names the oracle `judge`."""
+    if isinstance(section, Mapping):
+        return section.get("name") == "judge" or any(
+            not isinstance(value, str) and _names_judge(value) for value in section.values()
+        )
+    return section == "judge" or (isinstance(section, list | tuple) and any(map(_names_judge, section)))
+
+
+CHANGES: tuple[Change, ...] = (
+    Change(
+        "judge_readings_agree",
+        "the oracle judge reads log-probabilities where the reply's text has the verdict, and gives no "
+        "verdict if the two disagree; before, it could take another token for the verdict "
+        "(docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
+        _asks_a_judge,
+    ),
+)
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 
 
