@@ -158,7 +158,7 @@ def test_a_version_is_of_what_changes_answers() -> None:
     ("options", "message"),
     [
         ({"model": "m"}, "has no `url`"),
-        ({"url": "http://h"}, "missing a required argument: 'model'"),
+        ({"url": "http://h"}, "missing a required (keyword-only )?argument: 'model'"),
         ({"model": "m", "url": "http://h", "rubrik": 1}, "did you mean `rubric`"),
         ({"model": "m", "url": "http://h", "mode": "rank"}, "Invalid enum value 'rank' - at `\\$.mode`"),
         (
