@@ -152,6 +152,8 @@ NONE = {
     "vtrace": "values of a critic at `prepare`",
     "_next": "the end of a row",
     "sapo_loss": "a choice by the advantage's sign",
+    "policy_drift": "the bounded exponent keeps its slope",
+    "sigmoid": "a choice between two equal forms",
     "vespo_loss": "the weight is stopped",
     "moments_of": "advantages",
     "overlong_penalty": "lengths",

@@ -35,7 +35,7 @@ from oat.algorithms.vine import earned_by_steps
 from oat.errors import ConfigError, warn
 from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
-from oat.functional.kl import KL_ESTIMATORS, importance_weighted, kl_k3
+from oat.functional.kl import KL_ESTIMATORS, kl_k3, unbiased_kl
 from oat.functional.policy import log_ratio
 from oat.functional.returns import affine_scan, discounted_returns
 from oat.functional.reward_shaping import clip_filter_weights
@@ -170,12 +170,7 @@ class PolicyGradient(Objective):
             drift_K = policy_drift(policy["sampled"], old_K) * view["covariance_kl_K"]
             losses["loss/covariance_kl"] = self.reduced(drift_K, coef=c.tokens.covariance_kl_coef)
         if c.kl_coef:
-            kl_K = KL_ESTIMATORS[c.kl_estimator](
-                policy["raw"], view["reference_logps_K"], max_log_ratio=c.kl_max_log_ratio
-            )
-            if c.kl_unbiased:
-                kl_K = importance_weighted(kl_K, policy["sampled"], old_K)
-            losses["loss/kl"] = self.reduced(kl_K, coef=_coef(view, "kl_coef_N", c.kl_coef))
+            losses["loss/kl"] = self.reduced(self._kl(policy, view), coef=_coef(view, "kl_coef_N", c.kl_coef))
         if c.entropy.is_used:
             coef = _coef(view, "entropy_coef_N", c.entropy.coef)
             losses["loss/entropy"] = self.reduced(policy["entropy"], coef=-coef)
@@ -445,6 +440,16 @@ class PolicyGradient(Objective):
         """True if the tokens of one response may have different advantages, or ones that depend on other
         groups."""
         return self._is_whole_step or self.config.tokens_differ
+
+    def _kl(self, policy: Mapping[str, torch.Tensor], view: View) -> torch.Tensor:
+        """Return the terms of the KL to the reference in the loss, (K,)."""
+        c, bound = self.config, self.config.kl_max_log_ratio
+        given = (policy["raw"], view["reference_logps_K"])
+        if not c.kl_unbiased:
+            return KL_ESTIMATORS[c.kl_estimator](*given, max_log_ratio=bound)
+        assert c.kl_estimator != "k2", "the configuration refuses it"
+        old_K = view["old_logps_K"]
+        return unbiased_kl(c.kl_estimator, *given, policy["sampled"], old_K, max_log_ratio=bound)
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])

@@ -133,8 +133,9 @@ class PolicyGradientConfig:
     """Multiply each term of the KL in the loss by the importance ratio, so that its gradient is that of the
     KL (arXiv:2512.02556). Not with `k2`."""
     kl_max_log_ratio: float | None = None
-    """Largest absolute value of the log-ratio between policy and reference in a term of the KL, nats. None:
-    no bound."""
+    """Largest absolute value of the log-ratio between policy and reference in a term of the KL, nats. A
+    log-ratio beyond it counts as the bound, and gets no gradient; with `kl_unbiased` it keeps the gradient
+    that it has at the bound. None: no bound."""
     kl_target: float | None = None
     """Target of the KL to the reference, nats per token. Each step changes `kl_coef` (or, if it is 0,
     `kl_reward_coef`) so that the KL moves towards the target. None: the weight is fixed."""

@@ -231,11 +231,13 @@ def bnf_scores(
         ShapeError: shapes disagree.
     """
     check_same_shape(logps_K=logps_K, reference_logps_K=reference_logps_K, entropy_K=entropy_K)
-    frozen_K = logps_K.detach()
+    # in float32, 1 - tau and tau - omega p would lose their digits where p and q are near 1
+    frozen_K = logps_K.detach().double()
     p_K, others_K = frozen_K.exp(), -torch.expm1(frozen_K)
-    tau_K = (p_K / (reference_logps_K.exp() + BNF_EPS)).clamp(max=1)
+    tau_K = (p_K / (reference_logps_K.double().exp() + BNF_EPS)).clamp(max=1)
     omega_K = (1 - tau_K + BNF_EPS) / (others_K + BNF_EPS)
-    return tau_K * logps_K + omega_K * (-entropy_K.detach() - p_K * logps_K)
+    scores_K = (tau_K - omega_K * p_K) * logps_K.double() - omega_K * entropy_K.detach().double()
+    return scores_K.to(logps_K.dtype)
 
 
 def bnf_loss(
