@@ -30,7 +30,25 @@ class Change:
     concerns: Callable[[Config], bool]
 
 
-CHANGES: tuple[Change, ...] = ()
+def _bounds_an_unbiased_kl(config: Config) -> bool:
+    options = config.algorithm.options
+    return bool(options.get("kl_unbiased")) and options.get("kl_max_log_ratio") is not None
+
+
+CHANGES: tuple[Change, ...] = (
+    Change(
+        "norm of gradients in float64",
+        "the norm of a gradient is summed in float64; before, its fifth digit could be wrong, and for large "
+        "models its third; optim/grad_norm and the clip to learner.max_grad_norm differ by as much",
+        lambda config: True,
+    ),
+    Change(
+        "bounded unbiased KL",
+        "a log-ratio beyond algorithm.kl_max_log_ratio keeps its gradient (algorithm.kl_unbiased); before, "
+        "k3 made a token less probable if the policy was below the reference by more than the bound",
+        _bounds_an_unbiased_kl,
+    ),
+)
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 
 
