@@ -2,7 +2,7 @@
 papers' equations: the total and its slopes, in float64. The statement calls nothing of `oat.functional`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,64 @@ def test_the_loss_of_a_policy_gradient(data: st.DataObject, form: str, scale: fl
     policy = {name: v[name] for name in ("sampled", "raw", "entropy")}
     found = total(objective, batch, {"policy": policy}, view_of(batch))
     assert_equal(found, statement(objective.config, v), leaves)
+
+
+PAIRS = ((4, 2), (1, 5), (3, 3))
+"""Lengths of the chosen and of the rejected responses."""
+
+
+def pair_options(draw: Callable[[Any], Any]) -> dict[str, Any]:
+    """Draw settings of `dpo` and `robust_dpo`."""
+    values = {
+        "beta": (0.1, 1.0),
+        "label_smoothing": (0.0, 0.2),
+        "ld_alpha": (0.0, 0.4, 1.0),
+        "length_alpha": (0.0, 0.3),
+        "positive_lambda": (0.0, 2.0),
+        "sft_weight": (0.0, 0.5),
+    }
+    return {name: draw(st.sampled_from(each)) for name, each in values.items()}
+
+
+def pair_loss(
+    c: Any, is_robust: bool, policy: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]
+) -> Any:
+    """Return the loss of a pair; the chosen response comes first."""
+    n = min(len(policy[0]), len(policy[1]))
+    of_policy, of_reference = (
+        [x[:n].sum() + c.ld_alpha * x[n:].sum() for x in each] for each in (policy, reference)
+    )
+    h = of_policy[0] - of_policy[1] - of_reference[0] + of_reference[1]
+    h = h + c.length_alpha / c.beta * (len(policy[0]) - len(policy[1]))
+    h = h - c.positive_lambda * (of_reference[0] - of_policy[0]).clamp(min=0)
+    e, won, lost = c.label_smoothing, (1 + (-c.beta * h).exp()).log(), (1 + (c.beta * h).exp()).log()
+    loss = ((1 - e) * won - e * lost) / (1 - 2 * e) if is_robust else (1 - e) * won + e * lost
+    return loss - c.sft_weight * policy[0].mean()
+
+
+@settings(QUICK, max_examples=100)
+@given(st.data(), st.sampled_from(["dpo", "robust_dpo"]), st.booleans(), st.integers(0, 9))
+def test_the_loss_of_a_pair(data: st.DataObject, name: str, is_soft: bool, seed: int) -> None:
+    objective = made(name, pair_options(data.draw))
+    lengths = [length for pair in PAIRS for length in pair]
+    drawn = np.random.default_rng(seed).normal(-1, 0.7, size=(2, sum(lengths)))
+    raw, reference = (torch.from_numpy(values) for values in drawn)
+    raw.requires_grad_()
+    turned = torch.tensor([0.5, 0.0, 0.2], dtype=torch.float64)
+    columns = {"reference_logps_K": reference, **({"turned_U": turned} if is_soft else {})}
+    generator = np.random.default_rng(0)
+    rows = tuple(row(generator, 2, length) for length in lengths)
+    units = np.arange(len(PAIRS)).repeat(2)
+    batch = Batch(rows, units, units, columns)
+    found = total(objective, batch, {"policy": {"raw": raw}}, view_of(batch))
+    parts, expected = [each.split(lengths) for each in (raw, reference)], []
+    for u, weight in enumerate(turned.tolist() if is_soft else [0.0] * len(PAIRS)):
+        both = [
+            pair_loss(objective.config, name == "robust_dpo", *([each[i], each[j]] for each in parts))
+            for i, j in ((2 * u, 2 * u + 1), (2 * u + 1, 2 * u))
+        ]
+        expected.append((1 - weight) * both[0] + weight * both[1])
+    assert_equal(found, torch.stack(expected).mean(), {"raw": raw})
 
 
 def test_the_gradient_of_a_kl_far_from_the_reference_reaches_the_weights(tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ LOSSES: dict[str, Term] = {
     "cpgd_loss": of_ratio(lambda *given: surrogates.cpgd_loss(*given, **BOUNDS)),
     "policy_drift": of_kl(surrogates.policy_drift),
     "dpo_margin": lambda x: preference.dpo_margin(x, -x, alike(x, -5.0), alike(x, -3.0)),
+    "length_desensitised": lambda x: preference.length_desensitised(
+        x, (torch.arange(len(x)) > len(x) // 3).long(), 2, alpha=0.3
+    ),
     "length_margin": lambda x: preference.length_margin(x, alike(x, 3), alike(x, 8), alpha=0.1, beta=0.3),
     "positive_margin": lambda x: preference.positive_margin(x, x, alike(x, 0.0), weight=4.0),
     "simpo_margin": lambda x: preference.simpo_margin(x, -x, gamma_beta_ratio=0.5),
