@@ -47,6 +47,11 @@ def _names_judge(section: Any) -> bool:
     return section == "judge" or (isinstance(section, list | tuple) and any(map(_names_judge, section)))
 
 
+def _bounds_an_unbiased_kl(config: Config) -> bool:
+    options = config.algorithm.options
+    return bool(options.get("kl_unbiased")) and options.get("kl_max_log_ratio") is not None
+
+
 CHANGES: tuple[Change, ...] = (
     Change(
         "judge_readings_agree",
@@ -54,6 +59,18 @@ CHANGES: tuple[Change, ...] = (
         "verdict if the two disagree; before, it could take another token for the verdict "
         "(docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
         _asks_a_judge,
+    ),
+    Change(
+        "gradient_norm_in_float64",
+        "the norm of a gradient is summed in float64; before, its fifth digit could be wrong, and for large "
+        "models its third; optim/grad_norm and the clip to learner.max_grad_norm differ by as much",
+        lambda config: True,
+    ),
+    Change(
+        "bounded_unbiased_kl",
+        "a log-ratio beyond algorithm.kl_max_log_ratio keeps its gradient (algorithm.kl_unbiased); before, "
+        "k3 made a token less probable if the policy was below the reference by more than the bound",
+        _bounds_an_unbiased_kl,
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""

@@ -25,6 +25,7 @@ from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
+from oat.learner.gradient_norm import clip_gradient
 from oat.learner.models import Model, frozen_checksum
 from oat.learner.moving_reference import Following
 from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_results
@@ -295,7 +296,7 @@ class Learner:
 
     def _clip(self, part: Trained) -> float:
         parameters = [p for group in part.optimiser.param_groups for p in group["params"]]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
+        return clip_gradient(parameters, part.settings.max_grad_norm)
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
         """Leave out an optimiser step with nonfinite numbers: change no weight, warn, and count the step. If
