@@ -30,6 +30,7 @@ from oat.learner.moving_reference import Following
 from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_results
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.learner.reduction import Reduction
+from oat.models.causal_lm import checkpointing
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Batch, Trajectory
 
@@ -66,8 +67,7 @@ class Learner:
             limit.
         micro_batch_tokens: largest number of tokens in one forward pass; a single unit may have more. A
             prompt that rows share counts for each of them. None: no limit.
-        gradient_checkpointing: True: trained models learn in training mode, and compute each layer again in
-            the backward pass.
+        gradient_checkpointing: True: trained models compute each layer again in the backward pass.
         max_updates: largest number of optimiser steps in an update that trains the policy or the reward
             model; None: no limit.
         critic_only_steps: number of the first updates in which only the critic learns, of an objective that
@@ -269,21 +269,11 @@ class Learner:
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """Turn gradients on within the body, even if user code has turned them off. With gradient
-        checkpointing, also put the models that the objective trains into training mode."""
-        modules = (
-            [self.trained[name].model.module for name in self._learning(objective)]
-            if self.gradient_checkpointing
-            else []
-        )
-        for module in modules:
-            module.train()
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            for module in modules:
-                module.eval()
+        """Turn gradients on within the body, even if user code has turned them off. With
+        `gradient_checkpointing`, also let the models that the objective trains checkpoint."""
+        trained = self._learning(objective) if self.gradient_checkpointing else []
+        with checkpointing(self.trained[name].model.module for name in trained), torch.enable_grad():
+            yield
 
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
         rates = {}

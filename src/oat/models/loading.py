@@ -173,11 +173,15 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
 
 
 def _remove_noise(config: Any) -> None:
-    """Set dropout and the jitter of routers to 0, so that training mode computes the same as evaluation
-    mode."""
+    """Set dropout to 0, so that a layer in training mode (`checkpointing`) computes the same as in evaluation
+    mode.
+
+    The jitter of routers stays. It acts only in routers that are in training mode, and none ever is. The
+    field `router_jitter_noise` of PhiMoE is a threshold in evaluation mode too.
+    """
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in vars(part).items():
-            if ("drop" in name or "jitter" in name) and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 

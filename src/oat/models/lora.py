@@ -223,7 +223,9 @@ def add_adapter(
             raise ConfigError(
                 f"model.lora.targets is {names!r}: {reason}; name linear layers of a {lm.model_type}"
             ) from error
-    return CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
+    adapted = CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
+    adapted.unknown = lm.unknown
+    return adapted
 
 
 def share_base(lm: CausalLM, other: CausalLM) -> None:
