@@ -174,7 +174,7 @@ def weights_read(config: Config, *, has_reference: bool, has_critic: bool, is_be
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
     starts = not is_begun or (is_fixed and model.reference is None)
     return [
-        *(["model.path"] if starts or model.lora is not None else []),
+        *(["model.path"] if starts or model.lora is not None or model.frozen else []),
         *(["model.adapter"] if starts and model.adapter is not None else []),
         *(["model.reference"] if is_fixed and model.reference is not None else []),
         *(["model.critic"] if has_critic and (not is_begun or model.lora is not None) else []),

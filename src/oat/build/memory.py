@@ -60,7 +60,7 @@ def _refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline
         NotOutlinedError: an outline does not tell the memory of a model.
     """
     config = resolved.config
-    if policy.unknown:
+    if not policy.tells_memory:
         raise NotOutlinedError(policy.unknown)
     given = config.compute.memory_gb
     limit = _free_memory(config) if given is None else int(given * GB)
@@ -162,7 +162,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
         lms = load_models(config, others, Seeds(config.seed), resolved.outlines.on_meta)
         for name in others:
             other = outline_of(lms[name], config.compute.profile)
-            if other.unknown:
+            if not other.tells_memory:
                 raise NotOutlinedError(other.unknown)
             weights += other.weights
             a_token += other.a_token
@@ -213,7 +213,7 @@ def _smaller(resolved: Resolved, lengths: Lengths, part: str) -> Iterator[tuple[
                 replace(config, learner=replace(learner, gradient_checkpointing=True)),
             )
             changed = replace(changed, learner=replace(changed.learner, gradient_checkpointing=True))
-    if config.model.lora is None:
+    if config.model.lora is None and not config.model.frozen:
         lora = replace(config.model, lora=LoraConfig())
         yield "model.lora: {rank: 8}", replace(config, model=lora)
         changed = replace(changed, model=lora)

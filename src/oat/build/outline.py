@@ -12,6 +12,7 @@ from oat.engines.cache_trial import keys_of
 from oat.engines.paged_cache import cache_dtype_on
 from oat.engines.pages import PAGE
 from oat.models.causal_lm import CausalLM, number_in
+from oat.models.frozen import counted
 from oat.models.outline_errors import NotOutlinedError
 
 
@@ -26,8 +27,9 @@ class ModelOutline:
         heads: number of attention heads in all layers together.
         keys: how many numbers the keys and values of one token have in all layers together; None: unknown.
         context_length: largest number of tokens in a sequence; None: no limit.
-        unknown: why the outline does not tell how much memory the model needs, and whether it will be refused
-            when its weights are loaded; empty if it tells.
+        frozen: how many of its tensors are frozen (`model.frozen`), for people; empty if none is.
+        unknown: why the outline does not tell whether the model will be refused when its weights are loaded;
+            empty if it tells.
     """
 
     device: torch.device
@@ -36,7 +38,13 @@ class ModelOutline:
     heads: int
     keys: int | None
     context_length: int | None
+    frozen: str = ""
     unknown: str = ""
+
+    @property
+    def tells_memory(self) -> bool:
+        """True if the memory that the model takes in a step follows from these sizes."""
+        return self.keys is not None and self.heads > 0
 
     def page_bytes(self, dtype: torch.dtype) -> int | None:
         """Return the bytes of a page of the engine's cache; None if they are unknown.
@@ -71,5 +79,6 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
         heads=heads,
         keys=keys,
         context_length=lm.context_length,
+        frozen=counted(lm),
         unknown=unknown or ("" if heads else "its configuration names no attention heads"),
     )

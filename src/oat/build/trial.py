@@ -71,11 +71,11 @@ def _models(resolved: Resolved, policy: ModelOutline) -> Iterator[_Tried]:
     config = resolved.config
     model, profile, load = config.model, config.compute.profile, resolved.outlines.on_meta
     yield _Tried("model.path", model, policy, True)
-    if "reference" in resolved.models and model.reference is not None and has_own_reference(model):
-        if not is_adapter_directory(model.reference):
-            own = ModelConfig(model.reference, dtype=model.reference_dtype or model.dtype)
-            outline = outline_of(load(own, field="model.reference"), profile)
-            yield _Tried("model.reference", own, outline, "reference" in resolved.slots)
+    start = model.reference if "reference" in resolved.models and has_own_reference(model) else None
+    if start is not None and not is_adapter_directory(start):
+        own = ModelConfig(start, dtype=model.reference_dtype or model.dtype)
+        outline = outline_of(load(own, field="model.reference"), profile)
+        yield _Tried("model.reference", own, outline, "reference" in resolved.slots)
     if "critic" in resolved.models and has_own_critic(model):
         own = critic_model(model)
         outline = outline_of(load(own, field="model.critic", needs_head=False), profile)

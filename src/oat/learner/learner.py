@@ -25,7 +25,7 @@ from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
-from oat.learner.models import Model, frozen_checksum
+from oat.learner.models import Model, frozen_checksum, refuse_other_tensors
 from oat.learner.moving_reference import Following
 from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_results
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
@@ -367,8 +367,12 @@ class Learner:
         """Restore a state.
 
         Raises:
-            CheckpointError: the frozen weights differ from those with which the state was made.
+            CheckpointError: the frozen weights differ from those with which the state was made, or the names
+                of the others do.
         """
+        weights = {model: _below(state, f"{model}/weights/") for model in self._moving}
+        for model, tensors in weights.items():
+            refuse_other_tensors(model, tensors, self.models[model].trainable())
         changed = sorted(
             name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
         )
@@ -384,16 +388,8 @@ class Learner:
         self.left_out = {**dict.fromkeys(self.steps, 0), **state.get("left_out", {})}
         if self.following is not None:
             self.following.load_state(state["following"])
-        for model in self._moving:
-            prefix = f"{model}/weights/"
-            self.load_weights(
-                model,
-                {
-                    name.removeprefix(prefix): tensor
-                    for name, tensor in state.items()
-                    if name.startswith(prefix)
-                },
-            )
+        for model, tensors in weights.items():
+            self.load_weights(model, tensors)
         for model, part in self.trained.items():
             part.optimiser.state.clear()
             for name, parameter in part.model.trainable().items():
@@ -403,6 +399,10 @@ class Learner:
                         key: state[place].to("cpu" if key == "step" else parameter.device, copy=True)
                         for key, place in moments.items()
                     }
+
+
+def _below(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray]:

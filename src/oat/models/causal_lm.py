@@ -45,6 +45,7 @@ class CausalLM:
         is_base: True if the operations compute without the adapter.
         takes_layouts: True if the module's attention is ours (`oat.models.attention`). Sequences then need no
             padding.
+        frozen: names of parameters that are not trained (`oat.models.frozen`).
         unknown: of an outline (`oat.models.outline`): why it does not tell whether the loaded model will be
             refused; empty if it tells.
     """
@@ -56,6 +57,7 @@ class CausalLM:
         self.adapter = adapter
         self.is_base = is_base
         self.takes_layouts = takes_layouts
+        self.frozen: frozenset[str] = frozenset()
         self.unknown = ""
 
     def base(self) -> "CausalLM":
@@ -218,11 +220,11 @@ class CausalLM:
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that learning may change, by name. If there is an adapter, these are the
-        adapter's parameters; otherwise all parameters."""
+        adapter's parameters; otherwise all parameters that are not in `frozen`."""
         return {
             name: parameter
             for name, parameter in self.module.named_parameters()
-            if self.adapter is None or is_adapter(name)
+            if (self.adapter is None or is_adapter(name)) and name not in self.frozen
         }
 
     def checkpoint_gradients(self) -> None:
@@ -269,9 +271,8 @@ def checkpointing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     Transformers does so for layers in training mode. Only these layers themselves get this mode, not the
     modules in them: some routers draw their experts at random in training mode.
     """
-    able = [
-        part for module in modules for part in module.modules() if hasattr(part, "gradient_checkpointing")
-    ]
+    parts = [part for module in modules for part in module.modules()]
+    able = [part for part in parts if getattr(part, "gradient_checkpointing", False)]
     layers = [part for part in able if isinstance(part, GradientCheckpointingLayer)] or able
     for layer in layers:
         layer.training = True

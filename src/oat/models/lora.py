@@ -26,6 +26,7 @@ from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError, ModelError
 from oat.files import parse_json, seen
 from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.frozen import freeze
 from oat.models.loading import load_lm
 from oat.models.nf4 import dequantize, functional_of_bitsandbytes, quantize
 
@@ -93,12 +94,14 @@ def load_model(
         load: loads the model without its adapter.
 
     Raises:
-        ConfigError, ModelError: an error of `load`, `quantize` or `add_adapter`; or the adapter's weights
-            cannot be read, or their names or shapes do not fit the model and `config.lora`.
+        ConfigError, ModelError: an error of `load`, `freeze`, `quantize` or `add_adapter`; or the adapter's
+            weights cannot be read, or their names or shapes do not fit the model and `config.lora`.
     """
     is_outline = torch.device(device).type == "meta"
     place = device if config.quantize is None or is_outline else "cpu"
     lm = load(config.path, dtype=config.dtype, device=place, needs_head=needs_head)
+    if config.frozen:
+        freeze(lm, config.frozen)
     if config.quantize is not None:
         quantize(lm, device)
     if config.lora is None:
