@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oat.config.settings import Config
+from oat.models.beside import has_left_over_adapter
 from oat.rundir.provenance import entries
 
 
@@ -30,7 +31,22 @@ class Change:
     concerns: Callable[[Config], bool]
 
 
-CHANGES: tuple[Change, ...] = ()
+def _has_left_over_adapter(config: Config) -> bool:
+    model, e = config.model, config.evaluation
+    oracles = [config.oracle, *(each for each in (e and e.oracle, e and e.gold) if each is not None)]
+    given = [getattr(oracle, "options", {}).get("path") for oracle in oracles]
+    paths = [model.path, model.reference, model.critic, *given]
+    return any(isinstance(path, str) and has_left_over_adapter(path) for path in paths)
+
+
+CHANGES: tuple[Change, ...] = (
+    Change(
+        "left-over adapters",
+        "an adapter that stands in the folder of a whole model is not used (docs/models.md#files): before, "
+        "it was loaded beside the model, though the weights may have it merged into them already",
+        _has_left_over_adapter,
+    ),
+)
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 
 

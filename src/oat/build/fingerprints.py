@@ -28,6 +28,7 @@ from typing import Any
 from oat.config.settings import Config
 from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
+from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble_files import refuse_missing
 from oat.models.identity import (
@@ -41,7 +42,6 @@ from oat.models.identity import (
     weights_identity,
 )
 from oat.models.loading import load_config
-from oat.models.lora import is_adapter_directory
 from oat.models.scoring import hash_of_files
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files

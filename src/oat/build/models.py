@@ -11,9 +11,10 @@ from oat.engines.kind import Traits
 from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
+from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_tokenizer
-from oat.models.lora import LoadModel, described_adapter, is_adapter_directory, load_model, share_base
+from oat.models.lora import LoadModel, described_adapter, load_model, share_base
 from oat.models.value_head import check_value_head
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer

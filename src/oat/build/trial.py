@@ -13,7 +13,8 @@ from oat.build.resolved import Resolved
 from oat.config.settings import ModelConfig
 from oat.engines.cache_trial import page_bytes_of
 from oat.hardware.free_memory import free_memory
-from oat.models.lora import is_adapter_directory, load_model
+from oat.models.beside import is_adapter_directory
+from oat.models.lora import load_model
 from oat.models.weight_files import cached_files
 
 _COPIES = 2

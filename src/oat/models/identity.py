@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from oat.files import parse_json, seen
-from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
+from oat.models.beside import is_adapter_directory
+from oat.models.lora import WEIGHTS, described_adapter
 from oat.models.weight_files import cached_files
 
 Identity = dict[str, dict[str, Any]]
