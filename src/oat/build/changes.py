@@ -13,6 +13,7 @@ from typing import Any
 
 from oat.config.load import dump
 from oat.config.settings import Config
+from oat.models.beside import has_left_over_adapter
 from oat.rundir.provenance import entries
 
 
@@ -52,6 +53,14 @@ def _bounds_an_unbiased_kl(config: Config) -> bool:
     return bool(options.get("kl_unbiased")) and options.get("kl_max_log_ratio") is not None
 
 
+def _has_left_over_adapter(config: Config) -> bool:
+    model, e = config.model, config.evaluation
+    oracles = [config.oracle, *(each for each in (e and e.oracle, e and e.gold) if each is not None)]
+    given = [getattr(oracle, "options", {}).get("path") for oracle in oracles]
+    paths = [model.path, model.reference, model.critic, *given]
+    return any(isinstance(path, str) and has_left_over_adapter(path) for path in paths)
+
+
 CHANGES: tuple[Change, ...] = (
     Change(
         "judge_readings_agree",
@@ -71,6 +80,12 @@ CHANGES: tuple[Change, ...] = (
         "a log-ratio beyond algorithm.kl_max_log_ratio keeps its gradient (algorithm.kl_unbiased); before, "
         "k3 made a token less probable if the policy was below the reference by more than the bound",
         _bounds_an_unbiased_kl,
+    ),
+    Change(
+        "left_over_adapters",
+        "an adapter that stands in the folder of a whole model is not used (docs/models.md#files): before, "
+        "it was loaded beside the model, though the weights may have it merged into them already",
+        _has_left_over_adapter,
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""

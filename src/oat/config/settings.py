@@ -64,7 +64,12 @@ class ModelConfig:
     """Precision of the weights. bfloat16 is refused, since most steps of AdamW would be lost to rounding; set
     learner.autocast instead."""
     lora: LoraConfig | None = None
-    """Trains a small adapter beside frozen weights. None: every weight is trained."""
+    """Trains a small adapter beside frozen weights. None: every weight is trained that `frozen` does not
+    name."""
+    frozen: tuple[str, ...] = ()
+    """Names of tensors of `path` that are not trained; `*` stands for any characters, as in
+    `model.layers.0.*`. A model object given from Python sets them by requires_grad
+    (docs/models.md#frozen-tensors)."""
     adapter: str | None = None
     """Directory of an adapter for `path`, written by PEFT or `oat export --adapter`. The policy starts with
     this adapter and trains it further. The adapter's files then set `lora`."""
