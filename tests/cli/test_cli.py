@@ -17,6 +17,7 @@ from oat.config.load import dump, load_config
 from oat.errors import ConfigError
 from oat.learner.learner import Learner
 from oat.metrics import NAMES, Metrics
+from oat.rundir.mark import mark
 
 
 def train(config: Path, *flags: object) -> int:
@@ -425,9 +426,14 @@ def test_bench_of_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) 
 
 def test_what_a_kill_at_the_very_start_leaves_is_no_run(world: World, tmp_path: Path) -> None:
     """A kill at the start leaves empty files, among them the journal that SQLite keeps beside a new file. The
-    next start succeeds."""
+    next start succeeds if the folder is marked. Without the mark, the files may be anybody's."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
     (tmp_path / "grpo").mkdir()
+    (tmp_path / "grpo" / "ledger.sqlite").touch()
+    assert train(config) == 2
+    assert [file.name for file in (tmp_path / "grpo").iterdir()] == ["ledger.sqlite"]
+    (tmp_path / "grpo" / "ledger.sqlite").unlink()
+    mark(tmp_path / "grpo")
     for name in ("lock", ".new-config.yaml", "ledger.sqlite", "ledger.sqlite-journal"):
         (tmp_path / "grpo" / name).touch()
     assert train(config) == 0

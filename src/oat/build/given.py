@@ -7,7 +7,6 @@ written into the run's directory, and functions and classes are recognised by th
 
 import filecmp
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -15,13 +14,15 @@ from typing import Any
 
 import torch
 
+from oat.build.directory import claim
 from oat.build.fingerprints import GIVEN
 from oat.config.settings import DEFAULT_PARTS
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, DataError
-from oat.files import saying_what_is_free, seen
+from oat.files import remove, saying_what_is_free, seen
 from oat.models.frozen import EVERY, frozen_in
+from oat.rundir.mark import is_begun
 
 Tree = dict[str, Any]
 """A configuration as nested dicts. Their values may still be objects."""
@@ -101,27 +102,31 @@ class Given:
             is_checked: see `_write_records`.
 
         Raises:
-            ConfigError: the given model or records differ from those with which the run was begun.
+            ConfigError: the given model or records differ from those with which the run was begun, or the
+                directory has files and no run.
             DataError: a record cannot be written, or is refused.
         """
-        is_begun = (seen(self._run_dir) / "config.yaml").exists()
+        directory = seen(self._run_dir)
+        if self._files:
+            claim(directory)
+        has_run = is_begun(directory)
         for file, given in list(self._files.items()):
-            place = seen(self._run_dir) / GIVEN / file
+            place = directory / GIVEN / file
             new = place.with_name(f".new-{file}")
-            shutil.rmtree(new, ignore_errors=True)
-            new.parent.mkdir(parents=True, exist_ok=True)
+            remove(new)
+            new.parent.mkdir(exist_ok=True)
             try:
                 self._write_one(file, given, new, is_checked=is_checked)
             except BaseException:
-                _remove(new)
+                remove(new)
                 raise
             del self._files[file]  # an iterator can be read once
-            if not is_begun or not place.exists():
-                _remove(place)
+            if not has_run or not place.exists():
+                remove(place)
                 new.rename(place)
                 continue
             is_same = _same(place, new)
-            _remove(new)
+            remove(new)
             if not is_same:
                 what = "another model" if file == "model" else "other records"
                 raise ConfigError(
@@ -318,13 +323,6 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
                     f"{where}: record {row}: it cannot be written as JSON ({error}); give dicts of plain "
                     "values"
                 ) from error
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _same(first: Path, second: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oat.build.changes import untold
-from oat.build.directory import Home, is_unused, locked, make_directory, unmake
+from oat.build.directory import Home, hindrances, locked, make_directory, unclaim, unmake
 from oat.build.estimate import lengths_of
 from oat.build.fingerprints import (
     CHANGEABLE,
@@ -42,6 +42,7 @@ from oat.loop import Run
 from oat.models.loading import load_tokenizer
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
+from oat.rundir.mark import in_the_way, mark, refuse_foreign
 from oat.runtime.crew import Life
 from oat.text.templates import reads_date
 
@@ -85,17 +86,20 @@ def open_run(
         )
     with seen_from():
         directory = seen(resolved.config.run_dir)
+        refuse_foreign(directory)
         made, is_new = make_directory(directory), not (directory / "lock").exists()
         with locked(directory) as standing:
             home = Home(directory, standing, interruption or Interruption(), life)
             try:
                 with home.interruption.at_once():
+                    refuse_foreign(directory)  # another program may have written since
+                    mark(directory)
                     run = _open(resolved, home, source, accept_changed)
             except BaseException:
                 if standing.is_there:
                     unmake(made)
-                    if is_new:
-                        (directory / "lock").unlink(missing_ok=True)
+                    if is_new and directory.exists():
+                        unclaim(directory)
                 raise
             try:
                 yield run
@@ -143,6 +147,7 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
         ConfigError, CheckpointError, LedgerError: see `open_run`.
     """
     directory = seen(resolved.config.run_dir)
+    refuse_foreign(directory)
     made, lock = make_directory(directory), directory / "lock"
     is_new = not lock.exists()
     try:
@@ -273,8 +278,8 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
             file = file if origin is None else origin.run / "config.yaml"
             stored = resolve(load_stored(file)[0], {})
             resolved = as_stored(resolved, stored, file, is_fork=origin is not None)
-        elif not is_unused(directory):
-            raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+        elif names := hindrances(directory):
+            raise in_the_way(directory, names)
     except ConfigError:
         if origin is None:
             _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from oat.cli.file_names import read_in_utf8
 from oat.errors import Interrupted, OatError, OatWarning, described, printable
 from oat.files import seen_from
 from oat.plugins.loading import naming, place_of
@@ -41,6 +42,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code (docs/exit-codes.md)."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    read_in_utf8(argv)
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), None)
     arguments, rest = parser(command).parse_known_args(words)

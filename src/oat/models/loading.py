@@ -136,13 +136,13 @@ def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
 
 def save_module(module: Any, tokenizer: Any, directory: str) -> None:
     """Write any model of transformers, and its tokenizer, in the format of transformers."""
-    with _without_bars():
+    with without_bars():
         module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Keep transformers from drawing progress bars in the body."""
     before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
     try:
@@ -280,7 +280,7 @@ def module_from_files(
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers would also log what is raised below
     try:
-        with _without_bars(), torch.random.fork_rng(devices=[]):  # what is missing is drawn
+        with without_bars(), torch.random.fork_rng(devices=[]):  # what is missing is drawn
             module, info = cls.from_pretrained(
                 where,
                 config=config,

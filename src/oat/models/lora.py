@@ -20,14 +20,15 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError, ModelError, warn
-from oat.files import parse_json, seen
+from oat.files import located, parse_json, seen
 from oat.models.beside import ADAPTER, say_left_over_adapter
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.frozen import freeze
-from oat.models.loading import load_lm
+from oat.models.loading import load_lm, without_bars
 from oat.models.nf4 import dequantize, functional_of_bitsandbytes, quantize
 
 WEIGHTS = "adapter_model.safetensors"
@@ -283,8 +284,28 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
     config.task_type = "CAUSAL_LM"
     config.inference_mode = True
     config.save_pretrained(out)
-    tensors = {_stored_name(name): tensor.detach().contiguous() for name, tensor in lm.trainable().items()}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in adapter_tensors(lm).items()}
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+
+
+def adapter_tensors(lm: CausalLM) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's adapter by the names that they have in PEFT's files."""
+    return {_stored_name(name): tensor for name, tensor in lm.trainable().items()}
+
+
+def read_by_peft(base: str, folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Load an adapter with PEFT and transformers alone. Return the module, and the adapter's tensors by the
+    names that they have in PEFT's files.
+
+    Args:
+        base: path or hub id of the base model.
+        folder: the directory of the adapter.
+    """
+    with without_bars():
+        module = AutoModelForCausalLM.from_pretrained(located(base), dtype=dtype)
+        adapted = _peft().PeftModel.from_pretrained(module, str(folder))
+    named = {name.replace(".default.", "."): tensor for name, tensor in adapted.named_parameters()}
+    return adapted, {name: tensor for name, tensor in named.items() if is_adapter(name)}
 
 
 def _peft() -> Any:
