@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import signal
 from pathlib import Path
 from threading import Event
 
@@ -116,7 +117,7 @@ def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> No
         await asyncio.to_thread(is_time.wait, 60.0)
         return [1.0] * len(completions)
 
-    oracle = CallableOracle(slow, "slow")
+    oracle = CallableOracle(slow, "slow", reads_group=False)
     tickets = oracle.submit([question(0, ("a", "b")), question(1, ("c",))])
     assert oracle.collect(tickets, 0.01) == []
     assert oracle.collect(tickets, 0.01) == []
@@ -136,7 +137,7 @@ def test_an_async_function_that_two_wait_for():
         await asyncio.to_thread(is_time.wait, 60.0)
         return length(completions)
 
-    oracle = CallableOracle(slow, "slow")
+    oracle = CallableOracle(slow, "slow", reads_group=False)
     late = oracle.submit([question(0, ("a",)), question(1, ("bb",))])
     assert oracle.collect(late, 0.01) == []
     other = oracle.submit([question(2, ("ccc",))])
@@ -146,6 +147,36 @@ def test_an_async_function_that_two_wait_for():
         (late[1], (2.0,))
     ]
     assert calls == [["a", "bb"], ["ccc"]]
+
+
+@pytest.mark.parametrize("how", ["itself", "wrapped"])
+def test_a_signal_is_for_the_main_thread(how: str) -> None:
+    """An async function runs in a thread, where Python refuses handlers of signals. The message says so, also
+    if a library hides the cause. A plain function of the same content runs."""
+
+    def timed() -> list[float]:
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        return [1.0]
+
+    async def late(completions: list[str]) -> list[float]:
+        try:
+            return timed()
+        except ValueError as error:
+            if how == "itself":
+                raise
+            raise TimeoutError("no time limit") from error
+
+    async def other(completions: list[str]) -> list[float]:
+        raise ValueError("no signal")
+
+    with pytest.raises(OracleError, match="runs off the main thread"):
+        ask(CallableOracle(late, "late"), question(0, ["a"]))
+    with pytest.raises(OracleError, match=r"no signal \(line \d+ of .*\); repair"):
+        ask(CallableOracle(other, "other"), question(0, ["a"]))
+    assert ask(CallableOracle(lambda completions: timed(), "plain"), question(0, ["a"]))[0].values == (1.0,)
 
 
 def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:

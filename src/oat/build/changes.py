@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oat.build.oracles import shows_groups
 from oat.config.load import dump
 from oat.config.settings import Config
 from oat.models.beside import has_left_over_adapter
@@ -25,12 +26,15 @@ class Change:
         name: a name that stays the same; `environment.json` records it.
         says: a sentence for the user of a run that was begun before: what is otherwise now, and why. It
             begins with a small letter and ends without a full stop.
-        concerns: function that says whether a run with this configuration computes something else now.
+        concerns: function that says whether a run with this configuration computes something else now, or
+            would if it was begun now.
+        is_kept: True: the run goes on as it was begun, by a setting (`EARLIER`), and `says` tells so.
     """
 
     name: str
     says: str
     concerns: Callable[[Config], bool]
+    is_kept: bool = False
 
 
 def _asks_a_judge(config: Config) -> bool:
@@ -61,6 +65,10 @@ def _has_left_over_adapter(config: Config) -> bool:
     return any(isinstance(path, str) and has_left_over_adapter(path) for path in paths)
 
 
+def _keeps_rewards(config: Config) -> bool:
+    return config.oracle.whole_groups is False and shows_groups(config)
+
+
 CHANGES: tuple[Change, ...] = (
     Change(
         "judge_readings_agree",
@@ -86,6 +94,13 @@ CHANGES: tuple[Change, ...] = (
         "an adapter that stands in the folder of a whole model is not used (docs/models.md#files): before, "
         "it was loaded beside the model, though the weights may have it merged into them already",
         _has_left_over_adapter,
+    ),
+    Change(
+        "whole_groups",
+        "it goes on as it began: a reward function gets equal responses of a group once, and its rewards are "
+        "used again (oracle.whole_groups: false); a new run shows it whole groups",
+        _keeps_rewards,
+        is_kept=True,
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
@@ -113,4 +128,5 @@ def untold(run_dir: Path, config: Config) -> Iterator[str]:
     }
     for change in CHANGES:
         if change.name not in told and change.concerns(config):
-            yield f"{run_dir}: an earlier version of oat began this run, and from here on {change.says}"
+            since = "" if change.is_kept else "from here on "
+            yield f"{run_dir}: an earlier version of oat began this run, and {since}{change.says}"

@@ -85,6 +85,7 @@ CHOSEN = {
     ("compute", "threads"): None,
     ("engine", "threads"): None,
     ("learner", "micro_batch_tokens"): "auto",
+    ("oracle", "whole_groups"): None,
     ("render", "date"): None,
 }
 """Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a

@@ -27,6 +27,7 @@ from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.late_checks import check_with_inputs
 from oat.build.memory import refuse_short_cache, refuse_too_large
 from oat.build.needed_trajectories import refuse_lost_trajectories
+from oat.build.oracles import shows_groups
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run import build
@@ -266,7 +267,8 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     new run begins.
 
     Fields that `resolved` leaves open get the values that the forked or continued run fixed when it was
-    created. If the template reads the date and `render.date` is still open, it becomes today's date.
+    created. If the template reads the date and `render.date` is still open, it becomes today's date. If
+    `oracle.whole_groups` is still open, and a reward function reads it, it becomes True.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -284,7 +286,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
         if origin is None:
             _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run
         raise
-    return _dated(resolved), stored
+    return _with_whole_groups(_dated(resolved)), stored
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
@@ -293,6 +295,15 @@ def _refuse_mistakes(resolved: Resolved) -> None:
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):
         pass
+
+
+def _with_whole_groups(resolved: Resolved) -> Resolved:
+    """Return the configuration. If `oracle.whole_groups` is open, and a reward function would read it, set it
+    to True."""
+    config = resolved.config
+    if config.oracle.whole_groups is not None or not shows_groups(config):
+        return resolved
+    return replace(resolved, config=replace(config, oracle=replace(config.oracle, whole_groups=True)))
 
 
 def _dated(resolved: Resolved) -> Resolved:

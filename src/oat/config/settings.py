@@ -214,7 +214,13 @@ class OracleConfig:
     repeats: Whole = 1
     """Number of answers that are bought about the same response (or pair). After these, the oracle is not
     asked about it again: the mean of the answers is used. 0: the oracle is asked every time. An oracle with
-    `cacheable = False` is asked every time, because its answers are not a function of the question."""
+    `cacheable = False` is asked every time, because its answers are not a function of the question. So is a
+    reward function that gets whole groups (`whole_groups`)."""
+    whole_groups: bool | None = None
+    """True: a reward function gets every response of a group, equal ones too, and each of them is a query.
+    Its rewards are not used again. So a reward may depend on the other responses of the group. A function
+    with the attribute `reads_group = False` gets equal responses once. False: this holds for every reward
+    function of the run. None: True, except for runs that earlier versions of `oat` began."""
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -123,6 +123,21 @@ def bare(what: str) -> str:
     return what.removeprefix("raised ")
 
 
+def _off_the_main_thread(error: BaseException | None) -> str:
+    """Return a hint if the error comes from a use of `signal` in a thread other than the main one, which
+    Python refuses; otherwise ""."""
+    if threading.current_thread() is threading.main_thread():
+        return ""
+    while error is not None and "main thread" not in described(error):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return ""
+    return (
+        "; this call runs off the main thread, as all `async` code does, and `signal` works on the main "
+        "thread only: limit the time by asyncio.wait_for, or write a plain `def`"
+    )
+
+
 class _Raising(AbstractContextManager[None, None]):
     """A context that turns an exception of users' code into the error that `refuse` makes. It is a class
     because of StopIteration: if `refuse` makes a RuntimeError, a context made by `contextlib.contextmanager`
@@ -137,7 +152,8 @@ class _Raising(AbstractContextManager[None, None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, OatError) and not is_signal(error):
             place = last_place(error, self._is_own)
-            raise self._refuse(f"raised {described(error)}{f' ({place})' if place else ''}") from error
+            where = f" ({place})" if place else ""
+            raise self._refuse(f"raised {described(error)}{where}{_off_the_main_thread(error)}") from error
 
     def _is_own(self, file: str) -> bool:
         return file == self._own or not (file.startswith("<") or is_installed(file))

@@ -43,7 +43,7 @@ class RegexRule(CallableOracle):
         timeout_s: float = 1.0,
         workers: int = 1,
     ):
-        super().__init__(self.grade, "regex")
+        super().__init__(self.grade, "regex", reads_group=False)
         self.version = "1"
         if (
             not isinstance(pattern, str)
@@ -94,7 +94,7 @@ class FormatRule(CallableOracle):
     """
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
-        super().__init__(self.grade, "format")
+        super().__init__(self.grade, "format", reads_group=False)
         self.version = "2"
         if not isinstance(pattern if template is None else template, str) or not (
             template is None or pattern is None
@@ -143,7 +143,9 @@ class LengthRule(CallableOracle):
         buffer: int | None = None,
         unit: Literal["tokens", "characters", "words"] = "tokens",
     ):
-        super().__init__(self.grade_tokens if unit == "tokens" else self.grade_text, "length")
+        super().__init__(
+            self.grade_tokens if unit == "tokens" else self.grade_text, "length", reads_group=False
+        )
         self.version = "1"
         given = [number for number in (target, most, buffer) if number is not None]
         if (
