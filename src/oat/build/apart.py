@@ -22,8 +22,9 @@ from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
 from oat.build.same_inputs import inputs_sent
 from oat.config.compute_settings import ComputeConfig
-from oat.config.load import stored_config, to_yaml
+from oat.config.load import to_yaml
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
+from oat.config.stored import stored_config
 from oat.errors import ConfigError, many
 from oat.files import start
 from oat.oracles.base import Oracle

@@ -7,8 +7,9 @@ from pathlib import Path
 from oat.build.evaluated import without_explorer
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.config.load import load_config, stored_config
+from oat.config.load import load_config
 from oat.config.settings import ModelConfig
+from oat.config.stored import stored_config
 from oat.errors import ConfigError
 from oat.files import seen
 

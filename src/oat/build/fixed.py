@@ -9,8 +9,9 @@ from typing import Any
 from oat.build.parts import find_part
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.config.load import Origins, convert, dump, load_config, with_given
+from oat.config.load import Origins, convert, dump
 from oat.config.settings import Component, Config
+from oat.config.stored import load_stored, with_given
 from oat.engines.kind import EngineKind
 from oat.errors import ConfigError
 from oat.plugins.loading import same_by_file
@@ -87,7 +88,8 @@ CHOSEN = {
     ("render", "date"): None,
 }
 """Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a
-field when it is created. A part, such as an engine, need not have the field."""
+field when it is created. A part, such as an engine, need not have the field. For fields that earlier versions
+lacked, `EARLIER` of `config/stored.py` has the value of the runs that those versions began."""
 
 
 def as_begun(resolved: Resolved) -> Resolved:
@@ -100,7 +102,7 @@ def as_begun(resolved: Resolved) -> Resolved:
     file = Path(resolved.config.run_dir) / "config.yaml"
     if not file.exists():
         return resolved
-    return as_stored(resolved, resolve(load_config(file)[0], {}), file, is_fork=False)
+    return as_stored(resolved, resolve(load_stored(file)[0], {}), file, is_fork=False)
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
@@ -149,7 +151,7 @@ def known_by_file(config: Config, file: Path) -> Config:
     Args:
         file: the run's own configuration file.
     """
-    tree: Config = convert(Config, same_by_file(dump(load_config(file)[0]), dump(config)), (), {})
+    tree: Config = convert(Config, same_by_file(dump(load_stored(file)[0]), dump(config)), (), {})
     return tree
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.build.fingerprints import FORK_FILE, GIVEN, recorded
-from oat.config.load import load_config
+from oat.config.stored import load_stored
 from oat.errors import ConfigError
 from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
 from oat.ledger import versions
@@ -57,7 +57,7 @@ def begin_fork(source: str, directory: Path) -> None:
         told = {"run": str(origin.run), "step": origin.step, "inputs": inputs}
     elif "seed" in told or not (origin.run / "config.yaml").exists():  # earlier versions wrote no seed
         return
-    told["seed"] = first_seed(origin.run, load_config(origin.run / "config.yaml")[0].seed)
+    told["seed"] = first_seed(origin.run, load_stored(origin.run / "config.yaml")[0].seed)
     write_atomically(directory / FORK_FILE, json.dumps(told) + "\n")
 
 

@@ -14,8 +14,9 @@ from oat.build.about import About, about
 from oat.build.fingerprints import inputs_of_models, inputs_of_template, recorded, refuse_other_models
 from oat.build.models import critic_model
 from oat.build.run_inputs import make_renderer
-from oat.config.load import blaming, stored_config
+from oat.config.load import blaming
 from oat.config.settings import Config
+from oat.config.stored import stored_config
 from oat.errors import CheckpointError, ConfigError
 from oat.learner.models import Critic, RewardModel, frozen_checksum
 from oat.loop import Run

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from oat.build.changes import untold
 from oat.build.directory import Home, is_unused, locked, make_directory, unmake
 from oat.build.estimate import lengths_of
 from oat.build.fingerprints import (
@@ -30,7 +31,8 @@ from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.config.load import load_config, to_yaml, with_given
+from oat.config.load import to_yaml
+from oat.config.stored import load_stored, with_given
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, LearnerLostError, warn
 from oat.files import seen, seen_from, write_atomically
@@ -231,6 +233,9 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
             "were: it was removed, or the run was begun before oat wrote it; so nobody knows whether they "
             "have changed since; from here on they are held against what they are now"
         )
+    if is_begun:
+        for sentence in untold(directory if origin is None else origin.run, config):
+            warn(sentence)
     run_inputs = gather_inputs(resolved, folder=directory, known=known)
     with ExitStack() as left:
         left.callback(run_inputs.close)
@@ -266,7 +271,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     try:
         if file.exists() or origin is not None:
             file = file if origin is None else origin.run / "config.yaml"
-            stored = resolve(load_config(file)[0], {})
+            stored = resolve(load_stored(file)[0], {})
             resolved = as_stored(resolved, stored, file, is_fork=origin is not None)
         elif not is_unused(directory):
             raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")

@@ -5,7 +5,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.build.actor_side import ActorPlan, ActorSide, make_actor_side
 from oat.build.apart import Processes, hire_processes, oracles_of, process_notes
+from oat.build.changes import known_changes
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes, weights_proof
 from oat.build.ensemble import ensemble_learning
@@ -371,7 +371,7 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
     t = config.tracking
     told = Told(
         home.directory / "environment.json",
-        partial(environment_of, config.seed),
+        lambda: {**environment_of(config.seed), "changes": known_changes()},
         run_inputs.inputs,
         OwnFiles(run_inputs.known, run_inputs.roles),
     )

@@ -27,8 +27,8 @@ from oat.build.outline import ModelOutline, outline_of
 from oat.build.prompts import PromptReader, inputs_of_held_out
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.config.load import stored_config
 from oat.config.settings import Config
+from oat.config.stored import stored_config
 from oat.data.prompts import Prompts
 from oat.environments.batched import BatchedEnvironment
 from oat.errors import ConfigError

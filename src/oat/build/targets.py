@@ -9,8 +9,9 @@ from typing import Any
 from oat.build.fixed import known_by_file
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.config.load import Origins, convert, load_config, stored_config
+from oat.config.load import Origins, convert, load_config
 from oat.config.settings import Config
+from oat.config.stored import stored_config
 from oat.errors import ConfigError
 
 

@@ -68,13 +68,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
         ConfigError: the file or a flag cannot be read, or a field is unknown, missing or ill-typed. The
             message names the place and says what to do.
     """
-    path = Path(path)
-    tree, origins = _read(path)
+    return load_tree(*read_tree(Path(path)), path, overrides)
+
+
+def load_tree(
+    tree: dict[str, Any], origins: Origins, path: str | Path, overrides: Sequence[str]
+) -> tuple[Config, Origins]:
+    """Do the work of `load_config` with the tree of a file that was read (`read_tree`). Both `tree` and
+    `origins` are changed."""
     for flag, name, text in _flags(overrides):
         value = _parse(flag, text)
         place = ["model", "path"] if name == "model" and isinstance(value, str) else name.split(".")
         _set(tree, place, value, flag, origins)
-    tree.setdefault("run_dir", str(Path("runs") / path.stem))
+    tree.setdefault("run_dir", str(Path("runs") / Path(path).stem))
     return _converted(tree, origins), origins
 
 
@@ -86,33 +92,6 @@ def parse_config(text: str) -> tuple[Config, Origins]:
     """
     tree, origins = _parsed(Path("the run's configuration"), text)
     return _converted(copy.deepcopy(tree), origins), dict(origins)
-
-
-def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """Read the configuration of a run directory, as `load_config` does. If the directory was moved, paths to
-    files in its folder `given/` are adapted (`with_given`)."""
-    config, origins = load_config(run_dir / "config.yaml", overrides)
-    return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
-
-
-def with_given(config: Config, before: str, now: str) -> Config:
-    """Return the configuration of a run that was moved to another directory, with the present paths of the
-    files in the run's folder `given/`. These files hold the model and the records that the user passed from
-    Python.
-
-    Args:
-        before, now: the run's directory before and after the move.
-    """
-
-    def moved(section: Any) -> Any:
-        own, path = f"{before}/given/", getattr(section, "path", None)
-        if not (isinstance(path, str) and path.startswith(own)):
-            return section
-        return dataclasses.replace(section, path=f"{now}/given/{path.removeprefix(own)}")
-
-    return dataclasses.replace(
-        config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")}
-    )
 
 
 def _converted(tree: dict[str, Any], origins: Origins) -> Config:
@@ -387,7 +366,12 @@ def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(path) or "the configuration"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Origins]:
+def read_tree(path: Path) -> tuple[dict[str, Any], Origins]:
+    """Return the tree of a YAML file, and the place of each field. The caller may change both.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     try:
         text = seen(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

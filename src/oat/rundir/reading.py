@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oat.config.load import dump, load_config
+from oat.config.load import dump
 from oat.config.settings import Config
+from oat.config.stored import load_stored
 from oat.errors import ConfigError
 from oat.files import seen
 from oat.rundir.rows import read_metrics, read_rows
@@ -82,7 +83,7 @@ class LoadedRun:
     @property
     def config(self) -> Config:
         """The resolved configuration."""
-        return load_config(self.path / "config.yaml")[0]
+        return load_stored(self.path / "config.yaml")[0]
 
     @property
     def settings(self) -> dict[str, Any]:
