@@ -102,6 +102,19 @@ CHANGES: tuple[Change, ...] = (
         _keeps_rewards,
         is_kept=True,
     ),
+    Change(
+        "tools",
+        "oat.environments.tools reads calls in every form in which published chat templates write them, "
+        "checks their arguments by the annotations of the tools, and tells the model of a tool's own "
+        "exceptions, which ended the run",
+        lambda config: config.sampling.environment is not None,
+    ),
+    Change(
+        "recorded_calls",
+        "the arguments of tool calls in the data are written as the template takes them, where JSON text was "
+        "encoded a second time",
+        lambda config: config.render.template not in (None, "chatml"),
+    ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 
