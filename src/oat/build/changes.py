@@ -30,11 +30,6 @@ class Change:
     concerns: Callable[[Config], bool]
 
 
-def _bounds_an_unbiased_kl(config: Config) -> bool:
-    options = config.algorithm.options
-    return bool(options.get("kl_unbiased")) and options.get("kl_max_log_ratio") is not None
-
-
 CHANGES: tuple[Change, ...] = (
     Change(
         "norm of gradients in float64",
@@ -43,10 +38,11 @@ CHANGES: tuple[Change, ...] = (
         lambda config: True,
     ),
     Change(
-        "bounded unbiased KL",
-        "a log-ratio beyond algorithm.kl_max_log_ratio keeps its gradient (algorithm.kl_unbiased); before, "
-        "k3 made a token less probable if the policy was below the reference by more than the bound",
-        _bounds_an_unbiased_kl,
+        "slope of an unbiased KL",
+        "the gradient of a KL with algorithm.kl_unbiased is the ratio times the log-ratio times that of the "
+        "log-probability; before, kl_max_log_ratio or a temperature other than 1 could turn it away from the "
+        "reference",
+        lambda config: bool(config.algorithm.options.get("kl_unbiased")),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
