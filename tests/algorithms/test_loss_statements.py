@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,8 +140,8 @@ LOSSES = {
 
 
 def kl(c: Any, v: Values) -> torch.Tensor:
-    """Return the KL of each token. With `kl_unbiased`, r k(d) has the slopes r k(d) by the sampled
-    log-probability and r k'(d) by the raw one, both at the bounded d."""
+    """Return the KL of each token. With `kl_unbiased`, r k(d) has the slope r (k(d) + k'(d)) at the bounded
+    d, by the log-probability in the distribution that was drawn from."""
     d = v["raw"] - v["reference_logps_K"]
     bound = math.inf if c.kl_max_log_ratio is None else c.kl_max_log_ratio
     b = d.clamp(-bound, bound)
@@ -149,8 +150,7 @@ def kl(c: Any, v: Values) -> torch.Tensor:
         return forms[c.kl_estimator]
     r, k = (v["sampled"] - v["old_logps_K"]).detach().exp(), forms[c.kl_estimator].detach()
     slope = torch.ones(SIZE).double() if c.kl_estimator == "k1" else 1 - (-b.detach()).exp()
-    moved = {name: v[name] - v[name].detach() for name in ("raw", "sampled")}
-    return r * (k + k * moved["sampled"] + slope * moved["raw"])
+    return r * (k + (k + slope) * (v["sampled"] - v["sampled"].detach()))
 
 
 def statement(c: Any, v: Values) -> torch.Tensor:
@@ -270,23 +270,36 @@ def test_the_loss_of_a_pair(data: st.DataObject, name: str, is_soft: bool, seed:
     assert_equal(found, torch.stack(expected).mean(), {"raw": raw})
 
 
-def test_the_gradient_of_a_kl_far_from_the_reference_reaches_the_weights(tmp_path: Path) -> None:
-    """The policy is 25 nats below the reference. There, e^25 and -e^25 meet in the slope of an unbiased KL,
-    and in float32 the weights still get the gradient of float64."""
+@pytest.mark.parametrize(
+    ("temperature", "num_tokens"), [(1.0, VOCABULARY), (1.0, VOCABULARY - 1), (0.7, VOCABULARY)]
+)
+def test_the_gradient_of_a_kl_far_from_the_reference_reaches_the_weights(
+    tmp_path: Path, temperature: float, num_tokens: int
+) -> None:
+    """The policy is 25 nats below the reference, where k3 and its slope are e^25 and -e^25. In float32 the
+    weights get the gradient of float64, also if the last rows of the head are padding, and a step against it
+    raises the probabilities."""
     path = str(save_llama(tmp_path, vocab_size=VOCABULARY, hidden=16, inner=24, spread=0.3))
-    generator = np.random.default_rng(0)
-    rows = tuple(row(generator, 2, length) for length in LENGTHS)
+    rows = tuple(
+        row(np.random.default_rng(n), 2, length, temperature=temperature) for n, length in enumerate(LENGTHS)
+    )
+    assert all((made.ids < num_tokens).all() for made in rows)
     objective = made("grpo", {"kl_coef": 1.0, "kl_unbiased": True})
     found = []
     for dtype in (torch.float32, torch.float64):
         lm = load_lm(path)
         lm.module.to(dtype).requires_grad_()
-        policy = LanguageModel(lm, num_tokens=VOCABULARY).outputs(rows, {}, {"raw", "sampled", "entropy"})
-        logps_K = policy["raw"].detach()
-        columns = {"old_logps_K": logps_K, "reference_logps_K": logps_K + 25, "advantages_K": 0 * logps_K}
+        policy = LanguageModel(lm, num_tokens=num_tokens).outputs(rows, {}, {"raw", "sampled", "entropy"})
+        raw_K = policy["raw"].detach()
+        columns = {"old_logps_K": policy["sampled"].detach(), "reference_logps_K": raw_K + 25}
+        columns["advantages_K"] = 0 * raw_K
         batch = Batch(rows, np.arange(len(rows)), np.zeros(len(rows), int), columns)
-        total(objective, batch, {"policy": policy}, view_of(batch)).backward()
-        gradients = [p.grad for p in lm.module.parameters() if p.grad is not None]
-        found.append(torch.cat([gradient.double().flatten() for gradient in gradients]))
-    assert found[1].norm() > 1
-    assert (found[0] - found[1]).norm() < 1e-4 * found[1].norm()
+        weights = [*lm.module.parameters()]
+        loss = total(objective, batch, {"policy": policy}, view_of(batch))
+        found.append(torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True))
+        rise = torch.autograd.grad(policy["raw"].sum(), weights, allow_unused=True)
+        used = [(a, b) for a, b in zip(found[-1], rise, strict=True) if a is not None and b is not None]
+        assert sum(float((a * b).sum()) for a, b in used) < 0
+    single, double = (torch.cat([x.double().flatten() for x in each if x is not None]) for each in found)
+    assert double.norm() > 1
+    assert (single - double).norm() < 1e-4 * double.norm()

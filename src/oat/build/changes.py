@@ -52,11 +52,6 @@ def _names_judge(section: Any) -> bool:
     return section == "judge" or (isinstance(section, list | tuple) and any(map(_names_judge, section)))
 
 
-def _bounds_an_unbiased_kl(config: Config) -> bool:
-    options = config.algorithm.options
-    return bool(options.get("kl_unbiased")) and options.get("kl_max_log_ratio") is not None
-
-
 def _has_left_over_adapter(config: Config) -> bool:
     model, e = config.model, config.evaluation
     oracles = [config.oracle, *(each for each in (e and e.oracle, e and e.gold) if each is not None)]
@@ -84,10 +79,11 @@ CHANGES: tuple[Change, ...] = (
         lambda config: True,
     ),
     Change(
-        "bounded_unbiased_kl",
-        "a log-ratio beyond algorithm.kl_max_log_ratio keeps its gradient (algorithm.kl_unbiased); before, "
-        "k3 made a token less probable if the policy was below the reference by more than the bound",
-        _bounds_an_unbiased_kl,
+        "unbiased_kl_slope",
+        "the gradient of a KL with algorithm.kl_unbiased is the ratio times the log-ratio times that of the "
+        "log-probability; before, kl_max_log_ratio or a temperature other than 1 could turn it away from the "
+        "reference",
+        lambda config: bool(config.algorithm.options.get("kl_unbiased")),
     ),
     Change(
         "left_over_adapters",

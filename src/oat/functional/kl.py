@@ -97,22 +97,23 @@ def unbiased_kl(
     divergence and of its gradient.
 
     out_t = r_t k(d_t),   r_t = exp(sampled_logps - old_logps),   d_t = logps - reference_logps
-    slope with respect to sampled_logps: r_t k(d_t);   with respect to logps: r_t k'(d_t)
+    slope with respect to sampled_logps: r_t (k(d_t) + k'(d_t)), that is r_t d_t of k3, r_t (d_t + 1) of k1
 
-    If `sampled_logps` and `logps` are one tensor, the two slopes are added: r_t (d_t + 1) of k1, and r_t d_t
-    of k3. They are added before they are rounded: those of k3 are e^-d and -e^-d, but for small numbers.
+    The slope is computed by this formula, since the parts of k3's are e^-d and -e^-d, but for small numbers.
+    With `max_log_ratio` c, d_t is clamped to [-c, c] in value and slope. So k3 pulls every token towards the
+    reference, and the gradients of k1 and k3 have one mean. r_t is clamped as in `policy.log_ratio`.
 
-    With `max_log_ratio` c, d_t is clamped to [-c, c] in the value and in both slopes. So the slope has the
-    sign of d_t for k3, and the gradients of k1 and k3 still have one mean. r_t is clamped as in
-    `policy.log_ratio` in value and slopes.
+    If tokens are drawn at another temperature than 1, or from kept sets, the two log-probabilities of the
+    policy differ. Departure: `sampled_logps` gets the slope k' of `logps` too. Otherwise the two parts of
+    k3's slope would not cancel, and could pull a token away from the reference.
 
     Args:
-        logps: raw log-probabilities of the sampled tokens under the policy, nats, with grad.
+        logps: raw log-probabilities of the sampled tokens under the policy, nats; their gradient is not used.
         reference_logps: the same under the reference, nats, no grad.
-        sampled_logps: log-probabilities of the tokens under the policy, nats, with grad. They belong to the
-            distribution that was drawn from. If this is the raw one, give the tensor `logps` itself.
+        sampled_logps: log-probabilities of the tokens under the policy in the distribution that was drawn
+            from, nats, with grad.
         old_logps: the same under the policy at `prepare`, nats, no grad.
-        max_log_ratio: as in `kl_k1`, but a d beyond it keeps the gradient that it has at the bound.
+        max_log_ratio: as in `kl_k1`, but a d beyond it keeps the slope that it has at the bound.
     Returns:
         Unreduced terms, nats.
 
@@ -123,22 +124,10 @@ def unbiased_kl(
         logps=logps, reference_logps=reference_logps, sampled_logps=sampled_logps, old_logps=old_logps
     )
     d = kl_k1(logps.detach().double(), reference_logps.double(), max_log_ratio=max_log_ratio)
-    ratio = log_ratio(sampled_logps.detach().double(), old_logps.double()).exp()
-    if estimator == "k1":
-        terms, slopes, both = d, torch.ones_like(d), d + 1.0
-    else:
-        terms, slopes, both = torch.expm1(-d) + d, -torch.expm1(-d), d
-    out = ratio * terms
-    if sampled_logps is logps:
-        return _with_slope(out, ratio * both, logps).to(logps.dtype)
-    out = _with_slope(out, ratio * terms, sampled_logps)
-    return _with_slope(out, ratio * slopes, logps).to(logps.dtype)
-
-
-def _with_slope(values: Tensor, slope: Tensor, of: Tensor) -> Tensor:
-    """Return the float64 values, which get this slope with respect to `of`."""
-    of = of.double()
-    return values + slope * (of - of.detach())
+    terms, slopes = (d, d + 1.0) if estimator == "k1" else (torch.expm1(-d) + d, d)
+    x = sampled_logps.double()
+    ratio = log_ratio(x.detach(), old_logps.double()).exp()
+    return (ratio * terms + ratio * slopes * (x - x.detach())).to(sampled_logps.dtype)
 
 
 MOST_ERROR = 0.2

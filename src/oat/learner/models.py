@@ -110,10 +110,7 @@ class LanguageModel:
                 {"entropy": lambda logits, tokens: token_entropy(logits)} if "entropy" in wants else {}
             )
             values = chunked_head(hidden, self._head, {"raw": raw, **entropy, **others}, self.chunk)
-        names = {want: "raw" if want == "sampled" and sampled_is_raw else want for want in wants}
-        # one tensor for both, so that the slopes of losses that read both are added before they are rounded
-        found = {name: values[name].cpu() for name in {*names.values()}}
-        return {want: found[name] for want, name in names.items()}
+        return {want: values["raw" if want == "sampled" and sampled_is_raw else want].cpu() for want in wants}
 
     def _states(self, rows: Sequence[Trajectory], name: str) -> torch.Tensor:
         layer: Layer = "all" if name == "all" else int(name)
