@@ -256,6 +256,11 @@ class WrongTogether(Wrong):
 GOOD = Turn({}, None, 0.0)
 
 
+class Hostile:
+    def __repr__(self) -> str:
+        raise TypeError(self.__class__)
+
+
 @pytest.mark.parametrize("cls", [Wrong, WrongAsync, WrongTogether])
 @pytest.mark.parametrize(
     ("wrong", "said"),
@@ -263,6 +268,10 @@ GOOD = Turn({}, None, 0.0)
         (ValueError("no"), r"raised ValueError: no \(line \d+ of test_batched\.py\)"),
         (SystemExit(3), r"raised SystemExit: 3 \(line \d+ of test_batched\.py\)"),
         (({}, None, 0.0), r"is wrong: \w+ returned \({}, None, 0.0\); return an oat.environments.base.Turn"),
+        (
+            Hostile(),
+            r"is wrong: \w+ returned a Hostile whose repr fails; return an oat.environments.base.Turn",
+        ),
         (Turn(None, None, 0.0), r"is wrong: \w+ returned the state None"),  # type: ignore[arg-type]
         (Turn({}, "go on", 0.0), r"is wrong: \w+ returned the message go on"),  # type: ignore[arg-type]
         (

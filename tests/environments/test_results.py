@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oat.environments.tools import ToolAnswer, Tools, bracket_calls
+from oat.environments.tools import ToolAnswer, Tools, bracket_calls, tools_of
 from oat.errors import EpisodeError, OatWarning
 
 WORDS = ("oat", "rye", "spelt", "millet", "barley")
@@ -245,6 +245,25 @@ def test_a_late_async_tool_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(late())
     assert cancelled == ["a"]
+
+
+MODULE = [Tools([slow])]
+
+
+class Owner:
+    kept = {"a": Tools([slow])}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.own = Tools([slow])
+
+
+def test_the_tools_of_an_environment_are_found() -> None:
+    found = tools_of(Owner())
+    assert [each for each in found if each in (*MODULE, *Owner.kept.values())] == [
+        *Owner.kept.values(),
+        *MODULE,
+    ]
+    assert len(found) == 3
 
 
 def test_defaults_without_a_text_are_told_without_addresses() -> None:

@@ -104,7 +104,7 @@ def test_a_written_call_is_read_back(renderers: dict[str, Renderer], form: str) 
     the tokens a text. The tools are called with the same arguments, of the same types."""
     renderer, tools = renderers[form], Tools([note], most_characters=10_000)
 
-    @settings(derandomize=True, deadline=None, max_examples=12)
+    @settings(derandomize=True, deadline=None, max_examples=8)
     @given(st.lists(ARGUMENTS, min_size=1, max_size=1 if form in SINGLE else 2), st.booleans())
     def check(arguments: list[dict[str, Any]], is_text: bool) -> None:
         if not all(is_told_apart(form, text) for text in texts_in(arguments)):

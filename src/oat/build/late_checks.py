@@ -53,8 +53,9 @@ def check_with_inputs(
 
 
 def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
-    """Check that the tools of the environment read a call as the chat template writes it. If they do not by a
-    parser that the environment chose, warn: the model may learn another form.
+    """Check that the tools of the environment read a call as the chat template writes it, and that the
+    template writes their results. Warn if it does not, since the environment may say them in messages of its
+    own; and if a parser does not that the environment chose, since the model may learn another form.
 
     Args:
         is_begun: as in `check_with_inputs`.
@@ -62,10 +63,17 @@ def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) ->
     Raises:
         ConfigError: the default parser reads no such call, and the run has not begun.
     """
-    environment = run_inputs.environment
-    if environment is None or not environment.tools or not (text := written_call(run_inputs.renderer)):
+    environment, renderer = run_inputs.environment, run_inputs.renderer
+    if environment is None or not environment.tools:
         return
-    for tools in environment.tools:
+    for role in sorted({tools.role for tools in environment.tools}):
+        if fault := _fault_of_results(renderer, role):
+            warn(
+                f"{environment.name} has tools whose results are messages of the role {role}, and {fault}; "
+                "give Tools another `role`, or choose another template"
+            )
+    text = written_call(renderer)
+    for tools in environment.tools if text else ():
         if _reads(tools.parse, text):
             continue
         writes = f"the chat template writes a call of a tool as {shown(text, 300)}"
@@ -101,6 +109,21 @@ def written_call(renderer: Renderer) -> str:
         same = int(np.cumprod(before[:size] == whole[:size]).sum())
         return renderer.text(whole[same:])
     return ""
+
+
+def _fault_of_results(renderer: Renderer, role: str) -> str:
+    """Return what is wrong with the template's rendering of a message of a tool; "" if nothing is."""
+    said, nothing = "oatresult", np.zeros(0, np.int32)
+    try:
+        tail = renderer.decode(renderer.extend(nothing, Message(role, said)))
+    except TemplateError as error:
+        return str(error)
+    if said in tail:
+        return ""
+    with suppress(TemplateError):  # a tokenizer of few characters does not write the word either way
+        if said not in renderer.decode(renderer.prompt([Message("user", said)])):
+            return ""
+    return "the chat template leaves such a message out"
 
 
 def _reads(parse: Callable[[str], Sequence[ToolCall]], text: str) -> bool:

@@ -51,7 +51,7 @@ class BatchedEnvironment:
 
     @property
     def tools(self) -> list[Tools]:
-        """The tools that the environment has as attributes."""
+        """The tools of the environment (`tools_of`)."""
         return tools_of(self._environment)
 
     def reset(

@@ -25,6 +25,7 @@ since the same responses would come again when the run is continued.
 import asyncio
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_type_hints
@@ -174,7 +175,7 @@ class Tools:
       the run, since two runs would differ.
 
     Attributes:
-        parse: the function that reads calls.
+        parse, role: the arguments.
         broken: number of calls so far whose tool failed by a fault of its own (`episode/broken_calls`).
 
     Args:
@@ -200,7 +201,7 @@ class Tools:
         most_characters: int = 2000,
     ):
         self.parse = parse
-        self._role = role
+        self.role = role
         self._most_calls = most_calls
         self._most_characters = most_characters
         self._tools: dict[str, _Tool] = {}
@@ -235,7 +236,7 @@ class Tools:
         content = "\n".join(self._text(text) for text, _ in told)
         kinds = [kind for _, kind in told]
         failed = len(kinds) - kinds.count("result")
-        return ToolAnswer(Message(self._role, content), calls, failed, kinds.count("broken"))
+        return ToolAnswer(Message(self.role, content), calls, failed, kinds.count("broken"))
 
     def _told(self, call: ToolCall) -> _Told:
         """Make a call, and return what is told of it."""
@@ -306,8 +307,15 @@ class Tools:
 
 
 def tools_of(environment: Any) -> list[Tools]:
-    """Return the tools that an environment has as attributes."""
-    return [value for value in getattr(environment, "__dict__", {}).values() if isinstance(value, Tools)]
+    """Return the tools of an environment: in its attributes, in those of its class, in the module of its
+    class, and in lists and dicts that stand there."""
+    kinds = [kind for kind in type(environment).__mro__ if kind is not object]
+    module = getattr(sys.modules.get(type(environment).__module__), "__dict__", {})
+    places = [getattr(environment, "__dict__", {}), *map(vars, kinds), module]
+    values = [value for place in places for value in [*place.values()]]
+    parts = [[*each.values()] if isinstance(each, dict) else each for each in values]
+    inner = [part for each in parts if isinstance(each, list | tuple) for part in each]
+    return [*{id(each): each for each in [*values, *inner] if isinstance(each, Tools)}.values()]
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:
