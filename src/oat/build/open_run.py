@@ -261,7 +261,8 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     new run begins.
 
     Fields that `resolved` leaves open get the values that the forked or continued run fixed when it was
-    created. If the template reads the date and `render.date` is still open, it becomes today's date.
+    created. If the template reads the date and `render.date` is still open, it becomes today's date; an open
+    `render.special_tokens` becomes `keep`.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -279,7 +280,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
         if origin is None:
             _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run
         raise
-    return _dated(resolved), stored
+    return _dated(_chosen(resolved)), stored
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
@@ -288,6 +289,16 @@ def _refuse_mistakes(resolved: Resolved) -> None:
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):
         pass
+
+
+def _chosen(resolved: Resolved) -> Resolved:
+    """Return the configuration. If `render.special_tokens` is open, set it to the default of new runs: where
+    a run's own configuration lacks it, an earlier version began the run (`EARLIER`)."""
+    render = resolved.config.render
+    if render.special_tokens is not None:
+        return resolved
+    render = replace(render, special_tokens="keep")
+    return replace(resolved, config=replace(resolved.config, render=render))
 
 
 def _dated(resolved: Resolved) -> Resolved:

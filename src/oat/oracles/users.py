@@ -136,6 +136,13 @@ class UsersOracle(Wrapper):
         ):
             check(columns, has_reference)
 
+    def tell_opening(self, opening: str | None) -> None:
+        tell = self._method("tell_opening")
+        if tell is None:
+            return
+        with raising(lambda what: OracleError(f"`tell_opening` of oracle {self._class} {what}; repair it")):
+            tell(opening)
+
     def bind(self) -> None:
         tell = self._method("bind")
         if tell is None:
