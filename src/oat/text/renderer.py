@@ -247,6 +247,15 @@ class Renderer:
         """The ids that the tokenizer itself puts before every plain text."""
         return self._decoder.prefix
 
+    def is_border(self, before: str, after: str) -> bool:
+        """Return True if a prompt may end between two texts: with a template, or if the ids of the first are
+        the beginning of the ids of both together."""
+        if self._chat is not None:
+            return True
+        whole = self._encoder.ids(before + after, adds=False)[0]
+        ids = self._encoder.ids(before, adds=False)[0]
+        return whole[: len(ids)] == ids
+
     def reads(self, field: str) -> bool:
         """Return True if the template names a field of messages, such as `tool_calls`."""
         return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
