@@ -87,6 +87,7 @@ CHOSEN = {
     ("learner", "micro_batch_tokens"): "auto",
     ("oracle", "whole_groups"): None,
     ("render", "date"): None,
+    ("render", "special_tokens"): None,
 }
 """Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a
 field when it is created. A part, such as an engine, need not have the field. For fields that earlier versions

@@ -267,8 +267,8 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     new run begins.
 
     Fields that `resolved` leaves open get the values that the forked or continued run fixed when it was
-    created. If the template reads the date and `render.date` is still open, it becomes today's date. If
-    `oracle.whole_groups` is still open, and a reward function reads it, it becomes True.
+    created. If the template reads the date and `render.date` is still open, it becomes today's date. Other
+    open fields get the defaults of new runs (`_chosen`).
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -286,7 +286,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
         if origin is None:
             _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run
         raise
-    return _with_whole_groups(_dated(resolved)), stored
+    return _dated(_chosen(resolved)), stored
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
@@ -297,13 +297,16 @@ def _refuse_mistakes(resolved: Resolved) -> None:
         pass
 
 
-def _with_whole_groups(resolved: Resolved) -> Resolved:
-    """Return the configuration. If `oracle.whole_groups` is open, and a reward function would read it, set it
-    to True."""
-    config = resolved.config
-    if config.oracle.whole_groups is not None or not shows_groups(config):
-        return resolved
-    return replace(resolved, config=replace(config, oracle=replace(config.oracle, whole_groups=True)))
+def _chosen(resolved: Resolved) -> Resolved:
+    """Return the configuration with the defaults of new runs in two fields that are open. Where a run's own
+    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` stays open
+    if no reward function reads it."""
+    render, oracle = resolved.config.render, resolved.config.oracle
+    if render.special_tokens is None:
+        render = replace(render, special_tokens="keep")
+    if oracle.whole_groups is None and shows_groups(resolved.config):
+        oracle = replace(oracle, whole_groups=True)
+    return replace(resolved, config=replace(resolved.config, render=render, oracle=oracle))
 
 
 def _dated(resolved: Resolved) -> Resolved:

@@ -145,6 +145,11 @@ class RenderConfig:
     then be one user message (docs/data.md#questions)."""
     few_shot: Whole = 0
     """Number of worked examples that the form named by `question` shows before the prompt's own text."""
+    special_tokens: Literal["keep", "drop"] | None = None
+    """Whether the text of a sampled response has the special tokens that the model wrote. Rewards, judges,
+    environments, samples, the ledger and `oat generate` get this text. `keep`: it has them, except the tokens
+    that end a response. `drop`: it has none, also no `<think>` where that is a special token. None: `keep`;
+    a run that a version without this setting began continues with `drop`, as it began."""
     date: datetime.date | None = None
     """Date that a template reads with `strftime_now`, YYYY-MM-DD. None: the date on which the run is created;
     a continued run keeps this date."""

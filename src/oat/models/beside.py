@@ -54,9 +54,9 @@ def refuse_config(config: Any, path: str) -> None:
     Raises:
         ModelError: the weights are quantised, or other files or fused layers are named.
     """
-    quantised = {}
+    quantised: Any = None
     for part in (config, config.get_text_config()):
-        quantised = quantised or getattr(part, "quantization_config", None) or {}
+        quantised = quantised or getattr(part, "quantization_config", None)
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
         raise ModelError(

@@ -71,7 +71,7 @@ def shaped(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> An
     offsets = rest[0] if rest else kwargs.get("offs")
     if first.ndim == second.ndim == 2:
         assert offsets is not None, "two matrices are divided into groups by offsets"
-        shape = (len(offsets), first.shape[0], second.shape[1])
+        shape: tuple[int, ...] = (len(offsets), first.shape[0], second.shape[1])
     elif second.ndim == 2:
         shape = (first.shape[1], second.shape[1])
     else:

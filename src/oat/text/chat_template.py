@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oat.errors import TemplateError, described, shortened
-from oat.text.control_tokens import any_of, marked, marked_ids, without_json_escapes
-from oat.text.encoding import Encoder
+from oat.text.control_tokens import any_of, marked, without_json_escapes
+from oat.text.joining import Joiner
 from oat.text.recorded_calls import CallStyle, check_calls, study_calls
 from oat.types import Message
 
@@ -33,9 +33,9 @@ class ChatTemplate:
         source: the template's text, with the date written into it.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: Encoder, source: str):
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", joiner: Joiner, source: str):
         self.tokenizer = tokenizer
-        self.encoder = encoder
+        self.joiner = joiner
         self.source = source
         self.set_control(special_tokens(tokenizer))
 
@@ -109,7 +109,7 @@ class ChatTemplate:
 
     def ids(self, text: str) -> np.ndarray:
         """Return the ids of rendered text, (T,) int32."""
-        return marked_ids(self.encoder, text)
+        return self.joiner.marked(text)
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> set[str]:
