@@ -106,9 +106,8 @@ def export_run(
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     found = load_learned(run_dir, which, critic=critic)
     if adapter and found.name != "policy":
-        what = "--critic names the critic" if critic else "trained a reward model"
         raise ConfigError(
-            f"{run_dir}: {what}, whose adapter is useless without its score; leave --adapter out"
+            f"{run_dir}: the {found.name}'s adapter is unusable without its score head; leave --adapter out"
         )
     if critic:
         check_backbone(found.lm)
