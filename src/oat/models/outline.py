@@ -111,9 +111,7 @@ def _outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
         check_outlined_head(lm, path)
         lm.unknown = lm.unknown or failed
         if lm.takes_layouts:
-            with suppress(
-                *LIBRARY_ERRORS
-            ):  # a loaded model then keeps its own attention too (`give_layouts`)
+            with suppress(*LIBRARY_ERRORS):  # then a loaded model keeps its own attention too
                 module.set_attn_implementation(NAME)
         use_fast_matmul(module)
     return lm
