@@ -12,6 +12,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oat.build.directory import claim
 from oat.build.fingerprints import GIVEN
 from oat.config.settings import DEFAULT_PARTS
@@ -19,6 +21,7 @@ from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, DataError
 from oat.files import remove, saying_what_is_free, seen
+from oat.models.frozen import EVERY, frozen_in
 from oat.rundir.mark import is_begun
 
 Tree = dict[str, Any]
@@ -149,6 +152,8 @@ class Given:
                 "oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass "
                 "tokenizer=..."
             )
+        if file == "model":
+            _keep_frozen(path, section)
         self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
         section[field] = str(self._run_dir / GIVEN / file)
 
@@ -159,6 +164,25 @@ class Given:
                 self._tokenizer.save_pretrained(new)
         else:
             _write_records(given, new, f"oat.Trainer({Path(file).stem}=...)", is_checked=is_checked)
+
+
+def _keep_frozen(model: Any, section: Tree) -> None:
+    """Set `model.frozen` to the parameters of a given model that need no gradient.
+
+    Raises:
+        ConfigError: some of them need none, and an adapter is to be trained beside all of them.
+    """
+    frozen = frozen_in(model) if isinstance(model, torch.nn.Module) else ()
+    if not frozen:
+        return
+    if section.get("lora") is None and section.get("adapter") is None:
+        section["frozen"] = [*section.get("frozen", ()), *frozen]
+    elif frozen != (EVERY,):
+        raise ConfigError(
+            "oat.Trainer(model=...): some parameters of the model have requires_grad=False, and an adapter "
+            "changes what its layers compute, whichever they are; give a model with model.requires_grad_"
+            "(True), and name the layers to adapt in model.lora.targets, or leave model.lora out"
+        )
 
 
 def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Mapping[str, Any]) -> Tree:
@@ -193,13 +217,17 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
 
 def merged(before: Any, changes: Any) -> Any:
     """Return a section with some fields changed. If the changes name another part than the section does,
-    they replace the whole section. If the changes set a `path`, the old `split` is dropped."""
+    they replace the whole section. If the changes set a `path`, the old `split` or `frozen` is dropped."""
     if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
         "name", before.get("name")
     ) != before.get("name"):
         return changes
     return {
-        **{name: value for name, value in before.items() if name != "split" or "path" not in changes},
+        **{
+            name: value
+            for name, value in before.items()
+            if name not in ("split", "frozen") or "path" not in changes
+        },
         **changes,
     }
 

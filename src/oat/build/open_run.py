@@ -27,6 +27,7 @@ from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.late_checks import check_with_inputs
 from oat.build.memory import refuse_short_cache, refuse_too_large
 from oat.build.needed_trajectories import refuse_lost_trajectories
+from oat.build.oracles import shows_groups
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run import build
@@ -266,7 +267,8 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     new run begins.
 
     Fields that `resolved` leaves open get the values that the forked or continued run fixed when it was
-    created. If the template reads the date and `render.date` is still open, it becomes today's date.
+    created. If the template reads the date and `render.date` is still open, it becomes today's date. Other
+    open fields get the defaults of new runs (`_chosen`).
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -284,7 +286,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
         if origin is None:
             _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run
         raise
-    return _dated(resolved), stored
+    return _dated(_chosen(resolved)), stored
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
@@ -293,6 +295,18 @@ def _refuse_mistakes(resolved: Resolved) -> None:
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):
         pass
+
+
+def _chosen(resolved: Resolved) -> Resolved:
+    """Return the configuration with the defaults of new runs in two fields that are open. Where a run's own
+    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` stays open
+    if no reward function reads it."""
+    render, oracle = resolved.config.render, resolved.config.oracle
+    if render.special_tokens is None:
+        render = replace(render, special_tokens="keep")
+    if oracle.whole_groups is None and shows_groups(resolved.config):
+        oracle = replace(oracle, whole_groups=True)
+    return replace(resolved, config=replace(resolved.config, render=render, oracle=oracle))
 
 
 def _dated(resolved: Resolved) -> Resolved:

@@ -1,9 +1,12 @@
 """Reports on a run's ledger: which oracles were asked, what they cost, and whether the file is sound. The
 answers can also be exported as a data set, in one of two layouts that TRL's trainers read:
 
-    preference    {"prompt", "chosen", "rejected"}, lists of messages. A comparison with a winner makes a row.
-                  If the scores of a question differ, its best and its worst candidate make a row.
+    preference    {"prompt", "chosen", "rejected"}. A comparison with a winner makes a row. If the scores of a
+                  question differ, its best and its worst candidate make a row.
     scored        {"prompt", "completion", "score"}. Each candidate with a score makes a row.
+
+Prompts and responses are texts if the run has no chat template and the data have texts. Otherwise they are
+lists of messages, which a reader puts into a template.
 
 A recorded response is written with all of its messages, as in the data. A response without tokens is written
 as an empty text.
@@ -220,7 +223,9 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         prompted = [intent for intent in answered if intent.question.messages]
         for intent in prompted:
             try:
-                rows += list(make(responses.of(intent), intent, *store.answer(intent)))
+                made = make(responses.of(intent), intent, *store.answer(intent))
+                is_plain = run.config.render.template is None and not intent.question.is_chat
+                rows += [_plain(row) for row in made] if is_plain else list(made)
             except _SeveralTurns:
                 left_out += 1
     if left_out:
@@ -291,6 +296,7 @@ def _justified(cell: str, width: int, column: int) -> str:
 
 
 _Messages = list[dict[str, Any]]
+_TEXTS = ("prompt", "chosen", "rejected", "completion")
 
 
 class _SeveralTurns(Exception):
@@ -382,6 +388,14 @@ def _parts_of_score(known: Known, answer: Answer, place: int) -> dict[str, Any]:
 
 def _prompt(intent: Intent) -> _Messages:
     return [message.plain for message in intent.question.messages]
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with each list of one message replaced by the message's text."""
+    return {
+        name: value[0]["content"] if name in _TEXTS and len(value) == 1 else value
+        for name, value in row.items()
+    }
 
 
 def _assistant_message(text: str) -> _Messages:
