@@ -36,7 +36,8 @@ def test_transformers_loads_the_trained_policy(
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"oat export: the model after 4 steps is in {tmp_path / 'model'}"
     assert "12 tensors equal" in second
-    assert second.removeprefix("oat export: ") in (tmp_path / "model" / "README.md").read_text()
+    said = f"This model was {second.removeprefix('oat export: ')}."
+    assert said in (tmp_path / "model" / "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     start = AutoModelForCausalLM.from_pretrained(world.folder / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

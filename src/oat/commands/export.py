@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from oat.build.about import About
-from oat.build.learned import about_run, learned_model, load_learned, policy_weights, weights_prefix
+from oat.build.learned import Learned, about_run, learned_model, load_learned, policy_weights, weights_prefix
 from oat.commands.export_ensemble import FILES as ENSEMBLE_FILES
 from oat.commands.export_mark import Kind, exported, refuse_foreign
 from oat.commands.written import of_adapter, of_model
@@ -27,12 +27,7 @@ from oat.rundir.holdings import HELD
 from oat.rundir.rows import sound_rows
 
 _KEYS = ("config.json", "adapter_config.json")
-_WEIGHTS = (
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "adapter_model.safetensors",
-)
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_model.bin")
 _BESIDE = (
     "README.md",
     "generation_config.json",
@@ -42,6 +37,7 @@ _BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates",
     "vocab.json",
     "merges.txt",
     "vocab.txt",
@@ -102,15 +98,7 @@ def export_run(
     place = seen(out).resolve()
     _refuse_place(out, about)
     refuse_foreign(place, _KIND)
-    if adapter and not about.has_adapter:
-        raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
-    found = load_learned(run_dir, which, critic=critic)
-    if adapter and found.name != "policy":
-        raise ConfigError(
-            f"{run_dir}: the {found.name}'s adapter is unusable without its score head; leave --adapter out"
-        )
-    if critic:
-        check_backbone(found.lm)
+    found = _loaded(run_dir, about, which, adapter=adapter, critic=critic)
     step = found.step
     card = model_card(run_dir, about, step, out, what="adapter" if adapter else found.name)
     writing = of_adapter(found, about.model) if adapter else of_model(found)
@@ -118,7 +106,8 @@ def export_run(
     try:
         with saying_what_is_free(place), exported(place, _KIND) as new:
             read_back = writing.write_and_compare(new, place)
-            (new / "README.md").write_text(f"{card}\n## Read back\n\n{read_back}.\n", encoding="utf-8")
+            card += f"\n## Read back\n\nThis model was {read_back}.\n"
+            (new / "README.md").write_text(card, encoding="utf-8")
     except ExportError:
         raise
     except OSError as error:
@@ -129,6 +118,23 @@ def export_run(
             "again"
         ) from error
     return Exported(step, read_back)
+
+
+def _loaded(
+    run_dir: Path, about: About, which: int | Literal["best"] | None, *, adapter: bool, critic: bool
+) -> Learned:
+    """Load the model that is to be exported. The arguments are those of `export_run`."""
+    if adapter and not about.has_adapter:
+        raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
+    found = load_learned(run_dir, which, critic=critic)
+    if adapter and found.name != "policy":
+        what = "--critic names the critic" if critic else "trained a reward model"
+        raise ConfigError(
+            f"{run_dir}: {what}, whose adapter is useless without its score; leave --adapter out"
+        )
+    if critic:
+        check_backbone(found.lm)
+    return found
 
 
 def _refuse_place(out: Path, about: About) -> None:

@@ -96,9 +96,10 @@ def refuse_foreign(out: Path, kind: Kind, written: Collection[str] = ()) -> None
         foreign.append(MARK)
     if foreign:
         more = f" and {len(foreign) - _MOST_NAMES} more" if len(foreign) > _MOST_NAMES else ""
+        names = f"{', '.join(foreign[:_MOST_NAMES])}{more}"
         raise ConfigError(
-            f"{out}: has {', '.join(foreign[:_MOST_NAMES])}{more}, which no export wrote as it is now "
-            f"({MARK} says what an export wrote); move this away, or give another directory"
+            f"{out}: has {names}. `oat export` did not write this, or somebody has changed it since ({MARK} "
+            "would say what it wrote); move it away, or give another directory"
         )
 
 

@@ -97,8 +97,8 @@ def in_the_way(directory: Path, names: list[str]) -> ConfigError:
     listed = ", ".join(map(printable, names[:_MOST_NAMES]))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ConfigError(
-        f"{directory} is not empty and holds no run; it has {listed}{more}, which would be in the way of the "
-        f"run's files. Give another --run_dir, such as {directory / 'run'}"
+        f"{directory} is not empty and holds no run; it has {listed}{more}, and a run needs a folder of its "
+        f"own. Give another --run_dir, such as {directory / 'run'}"
     )
 
 
