@@ -411,4 +411,6 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     config = resolved.config
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
     of_devices = (*device_notes(config.compute.profile), *placement_notes(config.compute))
-    return (*process_notes(config), *of_devices, *engine_notes(resolved), *of_data)
+    frozen = run_inputs.outline.frozen
+    of_model = [f"model.frozen: {frozen} are not trained"] if frozen else []
+    return (*of_model, *process_notes(config), *of_devices, *engine_notes(resolved), *of_data)

@@ -22,7 +22,7 @@ from oat.config.settings import ModelConfig
 from oat.files import located, seen
 from oat.models.attention import NAME
 from oat.models.causal_lm import CausalLM
-from oat.models.compatibility import check_outlined_head
+from oat.models.compatibility import LIBRARY_ERRORS, check_outlined_head
 from oat.models.linear import use_fast_matmul
 from oat.models.loading import DTYPES, causal_config, module_from_files, refusing
 from oat.models.lora import load_model
@@ -102,7 +102,10 @@ def _outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
         lm = CausalLM(module.eval(), takes_layouts=attention == "sdpa")
         check_outlined_head(lm, path)
         if lm.takes_layouts:
-            module.set_attn_implementation(NAME)
+            with suppress(
+                *LIBRARY_ERRORS
+            ):  # a loaded model then keeps its own attention too (`give_layouts`)
+                module.set_attn_implementation(NAME)
         use_fast_matmul(module)
     return lm
 

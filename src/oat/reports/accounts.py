@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, LedgerError, many, printable, warn
-from oat.files import replacing, write_atomically
+from oat.files import appearing, refuse_known, saying_what_is_free
 from oat.ledger.audit import UNREADABLE, contradictions
 from oat.ledger.intents import Intent, Known, values_of
 from oat.ledger.reader import Reader
@@ -200,8 +200,8 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         layout: "preference" or "scored".
 
     Raises:
-        ConfigError: the layout or the ending is unknown, the folder cannot be made, the run directory has no
-            config.yaml, Parquet cannot hold the rows, or pyarrow is not installed.
+        ConfigError: the layout or the ending is unknown, `out` is there already, the folder cannot be made,
+            the run directory has no config.yaml, Parquet cannot hold the rows, or pyarrow is not installed.
         LedgerError: as in `accounts_table`, or the ledger lacks answers on which the run's checkpoints or
             metrics rely.
     """
@@ -209,6 +209,7 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(DatasetLayout))}")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
+    refuse_known(out, "--export")
     make = _preferences if layout == "preference" else _scored
     run = LoadedRun(run_dir)
     columns, has_turns = run.response_columns, run.has_environment
@@ -238,17 +239,12 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
             f"{len(answered) - len(prompted)} answers about texts without a prompt are left out: both "
             "layouts have one"
         )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you "
-            "may write"
-        ) from error
-    if out.suffix == ".jsonl":
-        write_atomically(out, "".join(printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows))
-    else:
-        _write_parquet(rows, out)
+    with appearing(out, "--export") as new, saying_what_is_free(out):
+        if out.suffix == ".jsonl":
+            lines = (printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+            new.write_text("".join(lines), encoding="utf-8")
+        else:
+            _write_parquet(rows, out, new)
     return len(rows), len(trained) - len(answered)
 
 
@@ -406,7 +402,8 @@ def _assistant_message(text: str) -> _Messages:
     return [{"role": "assistant", "content": text}]
 
 
-def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
+def _write_parquet(rows: list[dict[str, Any]], out: Path, new: Path) -> None:
+    """Write rows to the file `new`. Messages call it `out`."""
     try:
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -418,8 +415,7 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
         made = arrow.Table.from_pylist(rows)
         is_same = _without_nulls(made.to_pylist()) == _without_nulls(rows)
         if is_same:
-            with replacing(out) as new:
-                parquet.write_table(made, new)
+            parquet.write_table(made, new)
     except arrow.ArrowException:
         is_same = False
     if not is_same:

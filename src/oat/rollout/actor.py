@@ -244,8 +244,9 @@ class Actor:
         return scores
 
     def work(self) -> Work:
-        """Return the work of the engine's `generate`, counted from the first call of this method."""
-        return self.engine.work()
+        """Return the work of the engine's `generate`, counted from the first call of this method, and of the
+        environment."""
+        return self.engine.work() + (Work() if self.environment is None else self.environment.work())
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
         rows = [trajectory for group in groups for trajectory in group.trajectories]

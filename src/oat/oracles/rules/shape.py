@@ -32,7 +32,7 @@ class _Shaped(CallableOracle):
     """
 
     def __init__(self, name: str, form: str, version: str):
-        super().__init__(self.grade, name)
+        super().__init__(self.grade, name, reads_group=False)
         self.version = version
         tags = "|".join(re.escape(tag) for tag in dict.fromkeys(_TAG.findall(form)))
         self._opened = re.compile(rf"(?:(?:{tags})\s*)+\Z") if tags else None
@@ -177,7 +177,9 @@ class LengthRule(CallableOracle):
         buffer: int | None = None,
         unit: Literal["tokens", "characters", "words"] = "tokens",
     ):
-        super().__init__(self.grade_tokens if unit == "tokens" else self.grade_text, "length")
+        super().__init__(
+            self.grade_tokens if unit == "tokens" else self.grade_text, "length", reads_group=False
+        )
         self.version = "1"
         given = [number for number in (target, most, buffer) if number is not None]
         if (
