@@ -6,9 +6,10 @@
 * `warn` attributes a warning to the user's line that called the package. A fixed `stacklevel` would not do
   this, because decorators and threads change the number of frames. The command line prints only the text.
 * `printable` escapes dangerous characters when a text is shown. Files, data and the ledger keep the original
-  text.
+  text. `escape_streams` lets the standard streams escape what their encoding lacks.
 """
 
+import codecs
 import difflib
 import json
 import os
@@ -236,6 +237,29 @@ def printable(text: str) -> str:
         c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f"
         for c in text
     )
+
+
+def escape_streams() -> None:
+    """Let the standard streams of this process escape characters that their encoding does not have, as JSON
+    does (`\\u00e9`), in place of an exception. Bytes on stdin that are no text become surrogates. A stream
+    that is closed becomes an empty one. A process that shows text calls this where it starts."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=ESCAPES if mode == "w" else "surrogateescape")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+ESCAPES = "oat.escapes"
+"""The name of the error handler of `codecs` that escapes as JSON does."""
+codecs.register_error(ESCAPES, _escaped)
 
 
 def is_signal(error: BaseException) -> bool:

@@ -31,6 +31,8 @@ class Counted:
         self.asked += zip(prompts, completions, strict=True)
         return [self.values.pop(0) if self.values else float(len(text)) for text in completions]
 
+    score.reads_group = False
+
     def compare(
         self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str], **columns: Any
     ) -> list[float]:
@@ -174,6 +176,7 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
     """A killed run continues like the unbroken one and uses the same earlier answers. There are two prompts,
     and responses have one token, so many questions were answered before."""
     changes = {
+        "oracle.whole_groups": False,
         "algorithm.prompts": 2,
         "sampling.max_new_tokens": 1,
         "prompts.max_prompts": 2,
@@ -206,6 +209,7 @@ def test_what_another_version_of_a_reward_said_is_not_known(world: World, tmp_pa
         tmp_path,
         {
             "oracle.name": f"{file}:reward",
+            "oracle.whole_groups": False,
             "stop.max_steps": 3,
             "sampling.max_new_tokens": 1,
             "prompts.max_prompts": 4,

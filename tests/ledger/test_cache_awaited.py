@@ -349,6 +349,7 @@ def configured(world: World, algorithm: str, folder: Path) -> Path:
     file = world.folder / "letter.py"
     file.write_text(
         "def reward(prompts, completions):\n    return [float(sum(map(ord, text))) for text in completions]\n"
+        "reward.reads_group = False\n"
     )
     return world.config(
         algorithm,

@@ -62,7 +62,7 @@ def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(
         (3.0, 1.0),
         (0.0, 6.0),
     ]
-    assert (seen, again.reasked) == ([[[0], [0, 1, 2, 3], [0, 1, 2], [0, 1]]], 1)
+    assert (seen, again.reasked) == ([[[0, 1, 2], [0, 1]], [[0], [0, 1, 2, 3]]], 1)
     assert all(type(id) is int for call in seen for ids in call for id in ids)
     ask(again, 2, make_group(1, "a", "abcd"), kind="score")
     assert again.take_feedback(2, 1).items[0].answer.queries == 2, (

@@ -25,7 +25,7 @@ def oracle(asked: list[str]) -> CallableOracle:
         asked.extend(completions)
         return [float(len(text)) for text in completions]
 
-    return CallableOracle(score, "lengths")
+    return CallableOracle(score, "lengths", reads_group=False)
 
 
 def ask(ledger: Ledger, step: int, round: int, *texts: tuple[str, str], first: int = 0) -> None:

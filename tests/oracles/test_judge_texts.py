@@ -3,13 +3,13 @@
 import json
 import math
 import re
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cpu_time import seconds
 from openai_server import completion
 
 from oat.errors import ConfigError
@@ -96,13 +96,14 @@ def test_scores_in_texts(text: str, score: float | None) -> None:
     ids=["a reason", "digits", "marks", "letters"],
 )
 def test_of_a_long_reply_the_beginning_is_read(text: str, score: float | None) -> None:
-    begin = time.process_time()
-    reply = read_completion(completion({text: 1.0}, has_logprobs=False))
-    number, verdict = score_in(reply.answer, 0, 10), verdict_in(reply.answer, ("0", "1", "7"))
-    assert (number and number.value) == score
-    assert (verdict and verdict.value) == (None if score is None else "7")
-    assert len(reply.said) <= 1000
-    assert time.process_time() - begin < 5.0
+    def read() -> None:
+        reply = read_completion(completion({text: 1.0}, has_logprobs=False))
+        number, verdict = score_in(reply.answer, 0, 10), verdict_in(reply.answer, ("0", "1", "7"))
+        assert (number and number.value) == score
+        assert (verdict and verdict.value) == (None if score is None else "7")
+        assert len(reply.said) <= 1000
+
+    assert seconds(read) < 5.0
 
 
 def test_what_a_model_thinks_is_not_read() -> None:
@@ -163,7 +164,7 @@ def test_a_version_is_of_what_changes_answers() -> None:
     ("options", "message"),
     [
         ({"model": "m"}, "has no `url`"),
-        ({"url": "http://h"}, "missing a required argument: 'model'"),
+        ({"url": "http://h"}, "missing a required (keyword-only )?argument: 'model'"),
         ({"model": "m", "url": "http://h", "rubrik": 1}, "did you mean `rubric`"),
         ({"model": "m", "url": "http://h", "mode": "rank"}, "Invalid enum value 'rank' - at `\\$.mode`"),
         (

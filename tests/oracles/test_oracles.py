@@ -1,6 +1,8 @@
 """Oracles of plain functions, rules, preferences from scores, and names."""
 
 import math
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.make import build_oracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.rules.exact import exact_match
+from oat.oracles.rules.references import is_equal, reference_text
 from oat.types import Key, Message, Question
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)
@@ -257,6 +260,70 @@ def test_a_comparison_is_a_probability(value):
 def test_exact_match():
     completions = [" 4\n", "5", [{"role": "assistant", "content": "2"}], "x"]
     assert exact_match(["p"] * 4, completions, ["4", "4", " 2", None], level=[1] * 4) == [1.0, 0.0, 1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        (42.0, "42 42.0 +42 042 4.2e1 42.", "42.1 4.2 x42 ٤٢ 42/1 1e9999"),
+        ("42.0", "42 42.0", "43 42,0"),
+        (42, "42 42.0", "-42"),
+        (-0.0, "0 -0 0.0 +0", "1"),
+        (1e3, "1000 1e3", "1,000"),
+        (1e16, "10000000000000000 1e16", "10000000000000001"),
+        (1e-7, "0.0000001 1e-07 1E-7", "0"),
+        (0.1, "0.1 .10", "0.1000000000000000055"),
+        (2**53 + 1, "9007199254740993 9007199254740993.0", "9007199254740992"),
+        pytest.param(10**400, "1" + 400 * "0" + " 1e400", "1e401", id="a long number"),
+        (Decimal("42.00"), "42", "42.01"),
+        ("007", "007", "7 7.0"),
+        ("1.10", "1.10", "1.1"),
+        ("+5", "+5", "5"),
+        ("1,234", "1,234", "1234"),
+        ("nan", "nan", "0"),
+        ("abc", "abc", "ABC"),
+    ],
+)
+def test_numbers_are_compared_as_numbers(reference: Any, right: str, wrong: str) -> None:
+    """A number of the data, or a text as Python writes a number, equals every number of its value. Any other
+    text equals itself alone."""
+    texts = [*right.split(), *wrong.split()]
+    wanted = [1.0] * len(right.split()) + [0.0] * len(wrong.split())
+    found = ask(build_oracle("exact_match", {}), question(0, texts, reference=reference))[0]
+    assert dict(zip(texts, found.values, strict=True)) == dict(zip(texts, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    "reference", [None, True, False, float("nan"), float("inf"), ["42"], {"a": 42}, b"42"]
+)
+@pytest.mark.parametrize("rule", ["exact_match", "gsm8k", "math"])
+def test_what_is_neither_text_nor_number_is_no_reference(rule: str, reference: Any) -> None:
+    oracle = build_oracle(rule, {"symbolic": False} if rule == "math" else {})
+    asked = Question(Key("train", 0, 0, 0), "score", PLAIN, ("42",), (0,), None, {"reference": reference})
+    assert ask(oracle, asked)[0].marks == ("abstain",)
+
+
+@SETTINGS
+@given(number=st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_equals_what_python_writes_for_it(number: float) -> None:
+    """So it is the same whether the data have numbers, or a CSV file of these numbers."""
+    plain = reference_text(number)
+    assert plain == reference_text(str(number)) == reference_text(f" {number} ")
+    assert plain is not None
+    assert "e" not in plain
+    assert Decimal(plain) == Decimal(str(number))
+    assert is_equal(str(number), plain) or len(str(number)) > 100
+
+
+def test_math_reads_numbers_of_the_data() -> None:
+    oracle = build_oracle("math", {"symbolic": False})
+    for reference, text in (
+        (42.0, "42"),
+        (1e22, "1" + 22 * "0"),
+        ("1e-07", "0.0000001"),
+        (1e-7, r"\boxed{0.0000001}"),
+    ):
+        assert ask(oracle, question(0, [text, "1"], reference=reference))[0].values == (1.0, 0.0)
 
 
 def test_preferences_by_hand():

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import signal
 from pathlib import Path
 from threading import Event
 
@@ -109,17 +110,18 @@ def test_an_error_of_an_object_names_its_line():
 
 def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:
     """A slow async function is not called again while it runs. Its answers are returned when they arrive."""
-    calls = []
+    calls, is_time = [], Event()
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:
         calls.append(len(completions))
-        await asyncio.sleep(0.3)
+        await asyncio.to_thread(is_time.wait, 60.0)
         return [1.0] * len(completions)
 
-    oracle = CallableOracle(slow, "slow")
+    oracle = CallableOracle(slow, "slow", reads_group=False)
     tickets = oracle.submit([question(0, ("a", "b")), question(1, ("c",))])
     assert oracle.collect(tickets, 0.01) == []
     assert oracle.collect(tickets, 0.01) == []
+    is_time.set()
     answered = oracle.collect(tickets, 10.0)
     assert [ticket for ticket, _ in answered] == tickets
     assert len(calls) == 1
@@ -128,22 +130,53 @@ def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> No
 def test_an_async_function_that_two_wait_for():
     """A training step stops waiting, an evaluation asks meanwhile, and one of the step's questions is
     cancelled. No question is asked twice, and every answer belongs to its question."""
-    calls = []
+    calls, is_time = [], Event()
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:
         calls.append(list(completions))
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(is_time.wait, 60.0)
         return length(completions)
 
-    oracle = CallableOracle(slow, "slow")
+    oracle = CallableOracle(slow, "slow", reads_group=False)
     late = oracle.submit([question(0, ("a",)), question(1, ("bb",))])
     assert oracle.collect(late, 0.01) == []
     other = oracle.submit([question(2, ("ccc",))])
+    is_time.set()
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(other, 10.0)] == [(other[0], (3.0,))]
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(late[1:], 10.0)] == [
         (late[1], (2.0,))
     ]
     assert calls == [["a", "bb"], ["ccc"]]
+
+
+@pytest.mark.parametrize("how", ["itself", "wrapped"])
+def test_a_signal_is_for_the_main_thread(how: str) -> None:
+    """An async function runs in a thread, where Python refuses handlers of signals. The message says so, also
+    if a library hides the cause. A plain function of the same content runs."""
+
+    def timed() -> list[float]:
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        return [1.0]
+
+    async def late(completions: list[str]) -> list[float]:
+        try:
+            return timed()
+        except ValueError as error:
+            if how == "itself":
+                raise
+            raise TimeoutError("no time limit") from error
+
+    async def other(completions: list[str]) -> list[float]:
+        raise ValueError("no signal")
+
+    with pytest.raises(OracleError, match="runs off the main thread"):
+        ask(CallableOracle(late, "late"), question(0, ["a"]))
+    with pytest.raises(OracleError, match=r"no signal \(line \d+ of .*\); repair"):
+        ask(CallableOracle(other, "other"), question(0, ["a"]))
+    assert ask(CallableOracle(lambda completions: timed(), "plain"), question(0, ["a"]))[0].values == (1.0,)
 
 
 def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:

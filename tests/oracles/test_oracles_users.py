@@ -11,12 +11,14 @@ from oat.oracles.make import build_oracle, make_oracle
 from oat.oracles.users import UsersOracle
 from oat.testing import FakeOracle
 from oat.types import Answer, Key, Message, Price, Question
+from oat.types.part import RunFacts
 
 QUESTION = Question(
     Key("train", 0, 0, 0), "score", (Message("user", "?"),), ("a", "b"), (0, 1), oracle="mine"
 )
 
 BOO = r"RuntimeError: boo \(line \d+ of test_oracles_users\.py\)"
+FACTS = RunFacts("cpu", 8, True, False, 0, False, False, False)
 CALLS, FILES = {"user/calls": 1.0}, {"file": {"text": "1"}}
 
 
@@ -49,7 +51,7 @@ def test_what_is_left_out_has_the_default_of_the_base_class() -> None:
         answers = "score"
         submit, collect = Bare.submit, Bare.collect
 
-    others = {"name", "sources", "submit", "collect", "price", "check_columns", "bind", "close"}
+    others = {"name", "sources", "submit", "collect", "price", "check_columns", "tell", "bind", "close"}
     for bare, plain in ((users(), Plain()), (UsersOracle(Plain()), Plain())):
         for member in set(MEMBERS) - others:
             assert getattr(bare, member) == getattr(plain, member), member
@@ -68,7 +70,7 @@ def test_what_it_has_is_read(base: type) -> None:
 
     class Mine(base):  # type: ignore[misc]
         answers, durable, name, is_relative, names_cost = "score", True, "mine", True, False
-        cacheable, version, max_outage_s = 0, 3, 2.5
+        cacheable, reads_group, version, max_outage_s = 0, 1, 3, 2.5
         metrics, made_of = CALLS, FILES
         submit, collect = Bare.submit, Bare.collect
 
@@ -78,6 +80,9 @@ def test_what_it_has_is_read(base: type) -> None:
         def check_columns(self, columns, has_reference):
             heard.append((columns, has_reference))
 
+        def tell(self, run):
+            heard.append(run)
+
         def bind(self):
             heard.append("bound")
 
@@ -85,8 +90,12 @@ def test_what_it_has_is_read(base: type) -> None:
             heard.append("closed")
 
     oracle = make_oracle(Mine(), "python:mine", {})
+    oracle.tell(FACTS)
+    assert heard == ([FACTS] if base is Oracle else []), "a method of a class of the user's own is its own"
+    heard.clear()
     assert (oracle.answers, oracle.durable, oracle.name) == ("score", True, "mine")
     assert (oracle.cacheable, oracle.is_relative, oracle.names_cost) == (False, True, False)
+    assert oracle.reads_group is True
     assert (oracle.version, oracle.max_outage_s, oracle.made_of) == ("3", 2.5, FILES)
     assert (oracle.metrics, oracle.names_price) == (CALLS, True)
     assert oracle.price(QUESTION) == Price(1, 2, 3.0)

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from oat.build.environment import environment_part
-from oat.build.resolved import Resolved
+from oat.build.parts import run_facts
+from oat.build.resolved import Resolved, evaluation_oracles_of
 from oat.config.settings import Config, OracleConfig
-from oat.errors import ConfigError
+from oat.errors import ConfigError, OatError
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN, KnownOracle
-from oat.oracles.make import build_oracle, name_source
+from oat.oracles.make import build_oracle, is_shown_groups, name_source
 from oat.oracles.preferences import Preferences
 from oat.plugins.loading import load_symbol
 from oat.types import Kind
@@ -49,6 +50,12 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
                 "scoring oracle"
             )
         address, asked = f"{name}/preferences", Preferences(oracle, config.oracle.scale)
+    if config.oracle.repeats > 1 and asked.reads_group:
+        raise ConfigError(
+            f"oracle.repeats is {config.oracle.repeats}, and {name} gets whole groups, so that no reward is "
+            "used again; set oracle.whole_groups: false if the reward of a response depends on this response "
+            "alone, or leave oracle.repeats out"
+        )
     _check_price(resolved.budgets["train"], address, asked, "stop")
     resolved.objective.check_answers(asked.gives_steps is not None, asked.sources)
     return (address, asked), oracle
@@ -108,9 +115,30 @@ def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Address
     return found
 
 
+def shows_groups(config: Config) -> bool:
+    """Return True if an oracle of training or of evaluations is a reward function that does not declare
+    `reads_group = False`, or has one as a source. If the code cannot be loaded, return True."""
+    sections = [(config.oracle.name, config.oracle.options)]
+    sections += [(each.name, each.options) for each in evaluation_oracles_of(config).values()]
+    return any(_shows_groups(*section) for section in sections)
+
+
+def _shows_groups(name: Any, options: Mapping[str, Any]) -> bool:
+    if name == "mixture":
+        sources = options.get("sources")
+        named = [each for each in sources if isinstance(each, Mapping)] if isinstance(sources, list) else []
+        return any(_shows_groups(each.get("name"), each) for each in named)
+    try:
+        return isinstance(name, str) and ":" in name and is_shown_groups(name)
+    except OatError:
+        return True
+
+
 def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) -> Oracle:
     if name not in BUILTIN:
-        return build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+        oracle = build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+        oracle.tell(run_facts(config))
+        return oracle
     known = KnownOracle(name, kind)
     environment = environment_part(config)
     if name == "environment" and environment is not None:

@@ -104,6 +104,7 @@ def run_facts(config: Config) -> RunFacts:
         is_quantized=config.model.quantize is not None,
         max_steps=config.stop.max_steps,
         max_queries=config.stop.max_queries,
+        whole_groups=config.oracle.whole_groups is not False,
     )
 
 

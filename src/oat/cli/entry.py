@@ -9,9 +9,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from oat.errors import Interrupted, OatError, OatWarning, described, printable
+from oat.cli.file_names import read_in_utf8
+from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from
 from oat.plugins.loading import naming, place_of
 
@@ -40,8 +41,34 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code (docs/exit-codes.md)."""
+    escape_streams()
+    read_in_utf8(argv)
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the program that read our lines has ended, as `head` does
+        return _without_output(141)
+    except OSError as error:
+        with suppress(OSError):
+            print(f"oat: the output cannot be written: {printable(described(error))}", file=sys.stderr)
+        return _without_output(1)
+
+
+def _without_output(code: int) -> int:
+    """Return an exit code. Let what the standard streams still hold be lost, where they cannot be written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), None)
     arguments, rest = parser(command).parse_known_args(words)
     if rest and not hasattr(arguments, "target"):
@@ -62,9 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(printable("".join(traceback.format_exception(error.__cause__))), end="", file=sys.stderr)
         print(f"oat {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the program that read our lines has ended, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except BrokenPipeError:
+        raise
     except (sqlite3.DatabaseError, OSError) as error:
         what = printable(f"{type(error).__name__}: {error}")
         print(f"oat {arguments.command}: {what}; mend this and run the same command again", file=sys.stderr)

@@ -96,7 +96,7 @@ class Ledger:
         self.keep_groups = keep_groups
         self.release = release
         versions = {name: known_versions.get(name, oracle.version or "") for name, oracle in oracles.items()}
-        cacheable = {name for name, oracle in oracles.items() if oracle.cacheable}
+        cacheable = {name for name, oracle in oracles.items() if oracle.cacheable and not oracle.reads_group}
         self.cache = Cache(store, repeats, versions, cacheable)
         self.rounds = OpenRounds(store)
         self.settling = Settling(store, seeds, labels)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oat.types import Answer, Kind, Price, Question, StepUnit
+from oat.types.part import RunFacts
 
 
 class Mean(float):
@@ -46,6 +47,10 @@ class Oracle:
     """True if an answer depends only on the texts of a question: messages, reference, columns and candidates.
     The ledger may then use the answer for another question with the same texts. An oracle that also reads
     `ids` or `known` must set False: two episodes with the same last response may differ in these."""
+    reads_group: bool = False
+    """True if the score of a candidate may depend on the question's other candidates. The ledger then asks
+    about every candidate of a question, equal ones too, and uses no score again. Other questions, which
+    happen to be asked at the same time, may not matter."""
     gives_steps: StepUnit | None = None
     """"characters" or "tokens" if answers to questions for scores may have rewards of the steps of a response
     (`Answer.steps`), whose ends count characters or tokens; None if each candidate has one number only. If it
@@ -111,9 +116,22 @@ class Oracle:
             ConfigError: the data lack a column.
         """
 
+    def tell_opening(self, opening: str | None) -> None:
+        """Tell the oracle the text of the chat template between a user's message and a response. Some
+        templates begin the response there, as with `<think>`, so that the response lacks it. A run calls this
+        at its start, after `check_columns`.
+
+        Args:
+            opening: None: the run has no template, and a response continues the text of its prompt.
+        """
+
     def bind(self) -> None:
         """Tell the oracle that a budget in tokens or money limits it. The oracle then counts every try that
         may have to be paid for. A run with such a budget calls this at its start."""
+
+    def tell(self, run: RunFacts) -> None:
+        """Tell the oracle about the run that asks it. A run calls this once, before it reads other
+        members."""
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         """Take questions, and return one ticket for each. A ticket must differ from all other open tickets.

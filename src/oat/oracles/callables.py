@@ -4,20 +4,21 @@ Departures from TRL:
 1. NaN is an error. None means "no reward".
 2. `completion_ids` are passed only to a function that has a parameter of this name, never in **kwargs.
    Answers of this function are not used again for another response with the same text.
-3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward depends only on
-   responses and data.
+3. `log_extra`, `log_metric` and `environments` are not passed. `trainer_state` is passed only to a function
+   that has a parameter of this name, and has two fields (`whole_groups.TrainerState`).
 4. The configured reference is passed as `reference`, and also under the name of its column.
 5. A function with the attribute `gives_steps` may return rewards of steps in place of a number.
+6. A function sees all responses of a group in one call, but in no call two groups with the same prompt, nor
+   groups of several rounds. A function with the attribute `reads_group = False` gets no equal response twice.
 """
 
-import asyncio
 import functools
 import inspect
 import math
 import numbers
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
 from threading import Thread
 from typing import Any
@@ -26,8 +27,10 @@ from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
 from oat.oracles.base import Oracle
 from oat.oracles.contract import in_words
 from oat.oracles.steps import UNITS, plain_steps, sum_of
-from oat.plugins.calls import guarded
+from oat.oracles.whole_groups import STATE, TrainerState, attribute, calls_of, declared, round_of
+from oat.plugins.calls import awaited, guarded
 from oat.types import Answer, Kind, Mark, Question, Steps, StepUnit
+from oat.types.part import RunFacts
 
 _Value = float | Steps | None
 """What a function gives for an entry: a number, the rewards of the response's steps, or no answer."""
@@ -37,15 +40,18 @@ _SET_STEPS = ', or set its attribute `gives_steps` to "characters" or "tokens" t
 class CallableOracle(Oracle):
     """An oracle of scores that calls `reward(prompts, completions, **columns) -> list[float | None]`.
 
-    The function may be plain or async. A plain function is called once for all questions that are collected
-    together. An async function is called once for all questions that are submitted together. All arguments
-    are lists with one entry per candidate of these questions, in order:
+    The function may be plain or async. A plain function is called for all questions that are collected
+    together, and an async function for all questions that are submitted together: once, if the function does
+    not read the group, and otherwise as `whole_groups.calls_of` says. All arguments are lists with one entry
+    per candidate of these questions, in order:
 
     * `prompts`, `completions`: if the prompt is text in the data, both are strings. Otherwise a prompt is a
       list of {"role", "content"}, and a completion is a list of one assistant message.
     * columns: the value in the prompt's record, or None if the record has no such field. A function with
       **kwargs gets all columns; any other function gets those that its parameters name.
     * `completion_ids`: the token ids of the response, the end of turn included.
+
+    Only `trainer_state` is no list (`whole_groups.TrainerState`).
 
     If the function returns None for a completion, the mark is "abstain".
 
@@ -55,21 +61,28 @@ class CallableOracle(Oracle):
 
     Args:
         name: for messages and `Answer.by`.
+        reads_group: True if the reward of a response may depend on the other responses of its group. None: as
+            the function's attribute `reads_group` says; True if it has none.
 
     Raises:
-        ConfigError: the function's `gives_steps` is neither of the two.
+        ConfigError: the function's `gives_steps` is neither of the two, or its `reads_group` is no truth
+            value.
     """
 
     answers: Kind = "score"
-    given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
+    given: tuple[str, ...] = ("prompts", "completions", "completion_ids", STATE)
     """The names of the arguments other than columns."""
 
-    def __init__(self, function: Callable[..., Any], name: str):
+    def __init__(self, function: Callable[..., Any], name: str, *, reads_group: bool | None = None):
         self.function = function
         self.name = name
         self.gives_steps = _step_unit(function, name)
+        self.declares_group = declared(function, name) if reads_group is None else reads_group
+        self.reads_group = self.declares_group is not False
+        self._max_steps: int | None = None
         self._reads_ids = "completion_ids" in (_parameters(function) or ())
-        self.cacheable = not self._reads_ids and self.gives_steps != "tokens"
+        self._reads_state = STATE in (_parameters(function) or ())
+        self._set_cacheable()
         self._known: dict[str, None] = {}
         self._is_async = inspect.iscoroutinefunction(_run_by(function))
         self._pending: dict[str, tuple[Question, float]] = {}
@@ -81,8 +94,9 @@ class CallableOracle(Oracle):
         self._pending.update(
             {ticket: (question, now) for ticket, question in zip(tickets, questions, strict=True)}
         )
-        if tickets and self._is_async:
-            self._begin(tickets)
+        if self._is_async:
+            for call in self._calls_of(tickets):
+                self._begin(call)
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
@@ -102,11 +116,42 @@ class CallableOracle(Oracle):
         if self._is_async:
             self._wait_for(due, seconds)
         else:
-            self._ready.update(zip(due, self._answers(due), strict=True))
+            for call in self._calls_of(self._asked_with(due)):
+                self._ready.update(zip(call, self._answers(call), strict=True))
         there = [ticket for ticket in due if ticket in self._ready]
         for ticket in there:
             del self._pending[ticket]
         return [(ticket, self._ready.pop(ticket)) for ticket in there]
+
+    def tell(self, run: RunFacts) -> None:
+        self._max_steps = run.max_steps
+        if not run.whole_groups:
+            self.read_no_group()
+
+    def read_no_group(self) -> None:
+        """Score each response as if the function declared `reads_group = False`."""
+        self.reads_group = False
+        self._set_cacheable()
+
+    def _set_cacheable(self) -> None:
+        has_state = self._reads_state and self.reads_group
+        self.cacheable = not (self._reads_ids or self.gives_steps == "tokens" or has_state)
+
+    def _asked_with(self, due: Sequence[str]) -> list[str]:
+        """Return those of `due` that are not answered yet. If the function reads the group, return all
+        unanswered questions of their rounds."""
+        open_ = [ticket for ticket in self._pending if ticket not in self._ready]
+        if not self.reads_group:
+            return [ticket for ticket in due if ticket not in self._ready]
+        rounds = {round_of(self._pending[ticket][0]) for ticket in due}
+        return [ticket for ticket in open_ if round_of(self._pending[ticket][0]) in rounds]
+
+    def _calls_of(self, tickets: Sequence[str]) -> list[list[str]]:
+        """Return the tickets of each call."""
+        if not self.reads_group:
+            return [list(tickets)] if tickets else []
+        asked = [self._pending[ticket][0] for ticket in tickets]
+        return [[tickets[place] for place in call] for call in calls_of(asked, self._prompt)]
 
     def _begin(self, tickets: list[str]) -> None:
         future: Future[list[Answer]] = Future()
@@ -121,7 +166,8 @@ class CallableOracle(Oracle):
                 nor one of the other arguments of a call, such as `prompts`.
         """
         found = dict.fromkeys([*columns, *(["reference"] if has_reference else [])])
-        check_needed(self.needed, {*found, *self._beside(found)})
+        without = () if self.reads_group else (STATE,)
+        check_needed(self.needed, {*found, *(name for name in self._beside(found) if name not in without)})
         self._known |= found
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
@@ -134,8 +180,8 @@ class CallableOracle(Oracle):
         any ticket in `due`, wait at most `seconds` until the first of their calls ends. Put the answers of
         ended calls into `_ready`."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
-        if new := [ticket for ticket in due if ticket not in begun]:
-            self._begin(new)
+        for again in self._calls_of([ticket for ticket in due if ticket not in begun]):
+            self._begin(again)
         mine = [call for call in self._calls if set(call[0]) & set(due)]
         if not self._ready.keys() & set(due):
             wait([future for _, future in mine], timeout=seconds, return_when=FIRST_COMPLETED)
@@ -168,6 +214,12 @@ class CallableOracle(Oracle):
     def _items(self, question: Question) -> int:
         return len(question.candidates)
 
+    def _prompt(self, question: Question) -> str | list[dict[str, Any]]:
+        """Return the prompt of a question as the function gets it."""
+        if _is_plain(question):
+            return question.messages[0].content
+        return [message.plain for message in question.messages]
+
     def _values(self, questions: Sequence[Question]) -> list[_Value]:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
@@ -188,17 +240,20 @@ class CallableOracle(Oracle):
                 per entry.
         """
         nothing = {name: [None] * len(asked) for name in self._known}
-        offered = {
+        has_state = self._reads_state and self.reads_group
+        state = {STATE: TrainerState(asked[0].key.step, self._max_steps)} if has_state else {}
+        offered: dict[str, Any] = {
+            **state,
             **nothing,
             **_columns(asked),
-            "prompts": [_prompt(question) for question in asked],
+            "prompts": [self._prompt(question) for question in asked],
             **candidates,
         }
         arguments = self._accepted(offered)
         with guarded(self.name, self._refused, _file_of(self.function)):
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
-                returned = _awaited(returned)
+                returned = awaited(returned)
             returned = self._unwrapped(returned)
             is_list = isinstance(returned, Iterable) and not isinstance(
                 returned, str | bytes | bytearray | Mapping | Set
@@ -231,7 +286,7 @@ class CallableOracle(Oracle):
         """Return the list of values that the returned object contains."""
         return returned
 
-    def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _accepted(self, offered: dict[str, Any]) -> dict[str, Any]:
         found = _parameters(self.function)
         if found is None:
             return offered
@@ -312,7 +367,7 @@ class CallableComparison(CallableOracle):
     given: tuple[str, ...] = ("prompts", "first", "second")
 
     def __init__(self, function: Callable[..., Any], name: str):
-        super().__init__(function, name)
+        super().__init__(function, name, reads_group=False)
         if self.gives_steps is not None:
             raise ConfigError(
                 f"{name} compares two responses, and its `gives_steps` is {self.gives_steps!r}; a comparison "
@@ -346,6 +401,12 @@ def check_needed(needed: Collection[str], offered: Collection[str]) -> None:
         ConfigError: a needed parameter is missing.
     """
     missing = [name for name in needed if name not in offered]
+    if missing and missing[0] == STATE:
+        raise ConfigError(
+            f"it needs `{STATE}`, and its rewards may be used again in a later step; give the parameter a "
+            "default, or let the run show the function whole groups (no `reads_group = False`, no "
+            "oracle.whole_groups: false, not in the oracle isolated)"
+        )
     if missing:
         advice = (
             "set prompts.reference_key to the column that holds it; " if missing[0] == "reference" else ""
@@ -365,21 +426,6 @@ def _fulfil(
         future.set_exception(error)
 
 
-async def _wait(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _awaited(result: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine. If an event loop already runs in this thread, as in a notebook, run
-    the coroutine in another thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_wait(result))
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _wait(result)).result()
-
-
 def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the routine or class that a call runs: the function in a partial, or the `__call__` of an
     object."""
@@ -389,12 +435,8 @@ def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step_unit(function: Callable[..., Any], name: str) -> StepUnit | None:
-    """Return the attribute `gives_steps` of a function, or of the function in a partial; None if it has
-    none."""
-    found = getattr(function, "gives_steps", None)
-    while found is None and isinstance(function, functools.partial):
-        function = function.func
-        found = getattr(function, "gives_steps", None)
+    """Return the attribute `gives_steps` of a function; None if it has none."""
+    found: StepUnit | None = attribute(function, "gives_steps")
     if found is not None and found not in UNITS:
         raise ConfigError(
             f'`gives_steps` of {name} is {shown(found)}; give "characters" or "tokens", or leave it out'
@@ -424,12 +466,6 @@ def _about(asked: Sequence[Question]) -> str:
 
 def _is_plain(question: Question) -> bool:
     return not question.is_chat and len(question.messages) == 1 and question.messages[0].role == "user"
-
-
-def _prompt(question: Question) -> str | list[dict[str, Any]]:
-    if _is_plain(question):
-        return question.messages[0].content
-    return [message.plain for message in question.messages]
 
 
 def _completion(question: Question, text: str) -> str | list[dict[str, str]]:

@@ -2,9 +2,9 @@
 memory, one response or one pair has no value, and the run goes on.
 
 Each call is about one response to be scored, or about one pair to be compared. So a hostile response cannot
-spoil the calls about others. A function whose score of a response depends on the other responses of a batch
+spoil the calls about others. A function whose score of a response depends on the other responses of a group
 cannot be isolated. Each worker asks a `CallableOracle` of its own; the function is called as that class
-describes.
+describes, with equal responses once.
 
 The value of a call is marked "failed" if the call runs past `timeout_s`, exceeds `memory_gb`, recurses too
 deeply, exits or crashes. Failed values are counted, and nothing is learned from them. Any other exception of
@@ -23,6 +23,7 @@ from oat.files import start
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.make import build_oracle
+from oat.oracles.whole_groups import STATE
 from oat.plugins import loading as plugins
 from oat.plugins.pool import Outcome, Workers
 from oat.types import Answer, Kind, Mark, Question, StepUnit
@@ -72,7 +73,7 @@ class Isolated(Oracle):
         self.gives_steps: StepUnit | None = about["gives_steps"]
         self.made_of: dict[str, dict[str, Any]] = about["made_of"]
         plugins.elsewhere.update(about["own_files"])
-        self._needed, self._given = about["needed"], about["given"]
+        self._needed, self._given = about["needed"], [name for name in about["given"] if name != STATE]
         self._known: dict[str, None] = {}
         self._open: dict[str, _Open] = {}
         self._of: dict[str, tuple[str, int]] = {}
@@ -184,6 +185,12 @@ def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
             f"{function} is a class, and the oracle isolated takes functions; write a function, or name "
             "the class as oracle.name"
         )
+    if oracle.answers == "score" and oracle.declares_group:
+        raise ConfigError(
+            f"{function} declares `reads_group`, and the oracle isolated shows it one response at a time; "
+            "name the function as oracle.name"
+        )
+    oracle.read_no_group()
     return _Served(oracle)
 
 

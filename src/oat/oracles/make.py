@@ -32,7 +32,7 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     found = ORACLES.load(name)
     if name in ORACLES:
         computes = inspect.isclass(found) and "device" in (keywords(found) or ())
-        return _made(found, name, {"device": device, **options} if computes else options)
+        return _made(found, name, {"device": device, **options} if computes else options, reads_group=False)
     oracle = make_oracle(found, name, options)
     if oracle.version is None:
         name_source(oracle, found, name)
@@ -73,7 +73,7 @@ def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     return oracle if isinstance(oracle, CallableOracle) else UsersOracle(oracle)
 
 
-def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+def _made(found: Any, name: str, options: Mapping[str, Any], *, reads_group: bool | None = None) -> Oracle:
     if inspect.isclass(found):
         return _construct(found, name, options)
     if hasattr(found, "submit"):
@@ -94,7 +94,7 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     return (
         CallableComparison(found, name)
         if first == ["prompts", "first", "second"]
-        else CallableOracle(found, name)
+        else CallableOracle(found, name, reads_group=reads_group)
     )
 
 
@@ -107,6 +107,18 @@ def oracle_options(name: str) -> set[str] | None:
     """
     found = ORACLES.load(name)
     return keywords(found) if inspect.isclass(found) else set()
+
+
+def is_shown_groups(name: str) -> bool:
+    """Return True if a name is that of a user's reward function that does not declare `reads_group = False`.
+
+    Raises:
+        ConfigError: the code cannot be loaded.
+    """
+    found = ORACLES.load(name)
+    if inspect.isclass(found) or hasattr(found, "submit") or not callable(found):
+        return False
+    return name not in ORACLES and _made(found, name, {}).reads_group
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:

@@ -16,6 +16,9 @@ The questions of a round are asked together; a budget may split them into waves.
 answered, the mixture returns all answers of the round or wave together. The ledger records them in one
 transaction. So after a kill, all of these questions are asked again, or none.
 
+If a source reads the group (`reads_group`), every source is asked about every response, equal ones too, and
+no answer of the mixture is used again.
+
 If a source has `group` or `batch`, its normalised scores depend on other candidates too, and their mean is
 0. Then no answer of the mixture is used again (`cacheable`), and the mixture cannot judge evaluations
 (`is_relative`).
@@ -50,6 +53,7 @@ from oat.oracles.make import build_oracle
 from oat.oracles.mixture_steps import Term, own_scores, summed_steps
 from oat.oracles.steps import lengths, sum_of
 from oat.types import Answer, Kind, Mark, Price, Question, Steps, StepUnit
+from oat.types.part import RunFacts
 
 Normalise = Literal["none", "fixed", "group", "batch"]
 _EPSILON = 1e-4
@@ -145,7 +149,7 @@ class Mixture(Oracle):
         self.is_relative = any(
             source.normalise in ("group", "batch") for source in self._sources.values()
         ) or any(oracle.is_relative for oracle in oracles)
-        self.cacheable = all(oracle.cacheable for oracle in oracles) and not self.is_relative
+        self._follow(oracles)
         self.gives_steps = _common_unit(self._sources)
         self.names_cost = any(oracle.names_price and oracle.names_cost for oracle in oracles)
         self.max_outage_s = max(
@@ -198,6 +202,10 @@ class Mixture(Oracle):
         for source in self._sources.values():
             source.oracle.check_columns(columns, has_reference)
 
+    def tell_opening(self, opening: str | None) -> None:
+        for source in self._sources.values():
+            source.oracle.tell_opening(opening)
+
     def price(self, question: Question) -> Price:
         """Return the sum of the highest prices of the sources that are asked this question."""
         total = Price()
@@ -249,6 +257,17 @@ class Mixture(Oracle):
         return [
             (ticket, self._ready.pop(ticket)) for ticket in dict.fromkeys(tickets) if ticket in self._ready
         ]
+
+    def tell(self, run: RunFacts) -> None:
+        """Call `tell` of every source."""
+        oracles = [source.oracle for source in self._sources.values()]
+        for oracle in oracles:
+            oracle.tell(run)
+        self._follow(oracles)
+
+    def _follow(self, oracles: Sequence[Oracle]) -> None:
+        self.cacheable = all(oracle.cacheable for oracle in oracles) and not self.is_relative
+        self.reads_group = any(oracle.reads_group for oracle in oracles)
 
     def bind(self) -> None:
         """Call `bind` of every source."""

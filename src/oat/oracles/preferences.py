@@ -33,6 +33,8 @@ class Preferences(Wrapper):
 
     answers: Kind = "compare"
     gives_steps: StepUnit | None = None
+    reads_group = False
+    """A pair is always asked as a whole."""
 
     def __init__(self, oracle: Oracle, scale: float = 1.0):
         if oracle.answers != "score":

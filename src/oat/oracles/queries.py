@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from oat.oracles.callables import CallableOracle
+from oat.oracles.whole_groups import STATE
 from oat.types import Question, Steps
 
 
@@ -26,7 +27,7 @@ class QueryReward(CallableOracle):
     a tensor of one element. All else is as in `CallableOracle`.
     """
 
-    given = ("queries", "prompts", "labels")
+    given = ("queries", "prompts", "labels", STATE)
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
         """Return the names of the arguments other than columns: `queries`, `prompts`, and `labels` if the
@@ -37,7 +38,7 @@ class QueryReward(CallableOracle):
 
     def _values(self, questions: Sequence[Question]) -> list[float | Steps | None]:
         asked = [(question, text) for question in questions for text in question.candidates]
-        prompts = [_prompt(question) for question, _ in asked]
+        prompts = [self._prompt(question) for question, _ in asked]
         offered = {
             "prompts": prompts,
             "queries": [prompt + text for prompt, (_, text) in zip(prompts, asked, strict=True)],
@@ -47,6 +48,10 @@ class QueryReward(CallableOracle):
             {**offered, "labels": [_label(question) for question, _ in asked]},
         )
 
+    def _prompt(self, question: Question) -> str:
+        contents = [message.content for message in question.messages]
+        return contents[0] if len(contents) == 1 else "".join(f"{content}\n" for content in contents)
+
     def _unwrapped(self, returned: Any) -> Any:
         return returned["rewards"] if isinstance(returned, Mapping) and "rewards" in returned else returned
 
@@ -54,11 +59,6 @@ class QueryReward(CallableOracle):
         return super()._number(
             value[0] if getattr(value, "ndim", 0) == 1 and len(value) == 1 else value, where
         )
-
-
-def _prompt(question: Question) -> str:
-    contents = [message.content for message in question.messages]
-    return contents[0] if len(contents) == 1 else "".join(f"{content}\n" for content in contents)
 
 
 def _label(question: Question) -> Any:

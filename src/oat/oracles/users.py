@@ -18,6 +18,7 @@ from oat.oracles.steps import UNITS
 from oat.plugins.calls import bare, raising
 from oat.plugins.loading import given
 from oat.types import Price, Question
+from oat.types.part import RunFacts
 
 _MISSING = object()
 
@@ -49,6 +50,7 @@ def _is_step_unit(value: Any) -> bool:
 _FLAG = (_is_flag, bool, "True or False")
 _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "cacheable": _FLAG,
+    "reads_group": _FLAG,
     "gives_steps": (_is_step_unit, _as_text, '"characters" or "tokens"'),
     "is_relative": _FLAG,
     "names_cost": _FLAG,
@@ -135,6 +137,24 @@ class UsersOracle(Wrapper):
             )
         ):
             check(columns, has_reference)
+
+    def tell(self, run: RunFacts) -> None:
+        """Tell the user's object about the run if it is a subclass of `Oracle`. In any other class, a method
+        of this name may be something else."""
+        if isinstance(self.oracle, Oracle):
+            with raising(
+                lambda what: OracleError(
+                    f"`tell` of oracle {self._class} {what}; repair it, and run the same command again"
+                )
+            ):
+                self.oracle.tell(run)
+
+    def tell_opening(self, opening: str | None) -> None:
+        tell = self._method("tell_opening")
+        if tell is None:
+            return
+        with raising(lambda what: OracleError(f"`tell_opening` of oracle {self._class} {what}; repair it")):
+            tell(opening)
 
     def bind(self) -> None:
         tell = self._method("bind")

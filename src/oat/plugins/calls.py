@@ -15,13 +15,15 @@ random generators of torch, numpy and Python, because no result of a run depends
 the working directory, because relative paths do not start there (`files.py`).
 """
 
+import asyncio
 import os
 import signal
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,21 @@ def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
     return _Restoring(refuse, None, name)
 
 
+async def _wait(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def awaited(result: Awaitable[Any]) -> Any:
+    """Return the result of an awaitable. If an event loop already runs in this thread, as in a notebook,
+    wait in another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_wait(result))
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _wait(result)).result()
+
+
 def last_place(error: BaseException, is_own: Callable[[str], bool]) -> str | None:
     """Return the place of the innermost frame of an error's traceback that is in a user's file, such as "line
     7 of file.py"; None if there is no such frame.
@@ -123,6 +140,21 @@ def bare(what: str) -> str:
     return what.removeprefix("raised ")
 
 
+def _off_the_main_thread(error: BaseException | None) -> str:
+    """Return a hint if the error comes from a use of `signal` in a thread other than the main one, which
+    Python refuses; otherwise ""."""
+    if threading.current_thread() is threading.main_thread():
+        return ""
+    while error is not None and "main thread" not in described(error):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return ""
+    return (
+        "; this call runs off the main thread, as all `async` code does, and `signal` works on the main "
+        "thread only: limit the time by asyncio.wait_for, or write a plain `def`"
+    )
+
+
 class _Raising(AbstractContextManager[None, None]):
     """A context that turns an exception of users' code into the error that `refuse` makes. It is a class
     because of StopIteration: if `refuse` makes a RuntimeError, a context made by `contextlib.contextmanager`
@@ -137,7 +169,8 @@ class _Raising(AbstractContextManager[None, None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, OatError) and not is_signal(error):
             place = last_place(error, self._is_own)
-            raise self._refuse(f"raised {described(error)}{f' ({place})' if place else ''}") from error
+            where = f" ({place})" if place else ""
+            raise self._refuse(f"raised {described(error)}{where}{_off_the_main_thread(error)}") from error
 
     def _is_own(self, file: str) -> bool:
         return file == self._own or not (file.startswith("<") or is_installed(file))

@@ -82,8 +82,10 @@ def main() -> None:
 
 
 def _made(target: str, arguments: list[Any]) -> Callable[..., Any]:
+    from oat.errors import escape_streams
     from oat.plugins.loading import load_symbol  # only after the limits are set
 
+    escape_streams()
     function: Callable[..., Any] = load_symbol(target)(*arguments)
     return function
 

@@ -28,7 +28,7 @@ class PermutedRewards(Oracle):
     cacheable = False
 
     def __init__(self, seed: int = 0):
-        self._rule = CallableOracle(exact_match, "permuted exact_match")
+        self._rule = CallableOracle(exact_match, "permuted exact_match", reads_group=False)
         self._seeds = Seeds(seed)
         self._open: dict[str, Answer] = {}
 

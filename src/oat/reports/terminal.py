@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 
-from oat.errors import printable
+from oat.errors import ESCAPES, printable
 
 
 def is_terminal() -> bool:
@@ -48,9 +48,8 @@ def show_pages(pages: Iterable[str]) -> None:
             print(page, end="\n\n")
         sys.stdout.flush()
         return
-    with subprocess.Popen(
-        pager, stdin=subprocess.PIPE, encoding="utf-8", errors="backslashreplace"
-    ) as process:
+    encoding = sys.stdout.encoding
+    with subprocess.Popen(pager, stdin=subprocess.PIPE, encoding=encoding, errors=ESCAPES) as process:
         assert process.stdin is not None, "it has a pipe"
         # the reader may quit the pager early, and Ctrl-C is for the pager
         with suppress(BrokenPipeError, KeyboardInterrupt):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oat.errors import ConfigError, OatWarning
+from oat.errors import ConfigError, OatWarning, escape_streams
 from oat.files import seen
 from oat.plugins.loading import load_symbol, own_files
 from oat.runtime.calls import answered
@@ -40,6 +40,7 @@ class Worker:
     def __init__(self, log: str = ""):
         self._box: Box | None = None
         self._warned: list[str] = []
+        escape_streams()
         if log and Path(log).parent.is_dir():
             _write_to(log)
             print(f"{time.strftime('%F %T')} process {os.getpid()} on {socket.gethostname()}", flush=True)

@@ -3,8 +3,10 @@ protocol.
 
 If the oracle's answers may be used again (`cacheable`), the check asks the same questions four more times: in
 the same order, in reverse order, one by one, and with other tokens for the same texts. The values must be
-equal, because the ledger stores an answer and uses it for equal questions later. The check does not swap the
-two responses of a pair: an oracle with a position bias judges badly, but does not break the protocol.
+equal, because the ledger stores an answer and uses it for equal questions later. If the oracle reads the
+group (`reads_group`), one by one means: one group at a time. Otherwise it means: one response at a time. The
+check does not swap the two responses of a pair: an oracle with a position bias judges badly, but does not
+break the protocol.
 """
 
 import copy
@@ -24,12 +26,22 @@ from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.oracles.contract import checked, in_words, pairs_of, tickets_of
 from oat.oracles.make import build_oracle, make_oracle
+from oat.oracles.whole_groups import STATE
 from oat.testing.part import Part
 from oat.testing.samples import make_question
 from oat.types import Answer, Question, Steps
 from oat.types.budget import Budget
 
 _PATIENCE_S = 1.0
+_OF_A_RESPONSE = (
+    "an answer that is no function of the prompt and the response, or pair, must not be used again: set "
+    "`reads_group = True` on the oracle if the question's other responses matter, set `cacheable = False`, "
+    "or remove the cause"
+)
+_OF_A_GROUP = (
+    "the rewards of a group must be a function of its prompt and its responses, whatever else is asked: "
+    "remove the cause"
+)
 _COPIES = "work on copies of lists, columns and messages"
 
 
@@ -70,9 +82,8 @@ def check_oracle(
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
-    settings = options or {}
-    is_named = isinstance(oracle, str)
-    built = build_oracle(oracle, settings) if is_named else make_oracle(oracle, name, settings)
+    make = build_oracle if isinstance(oracle, str) else functools.partial(make_oracle, oracle)
+    built = make(name, options or {})
     ask = _Asking(built, name, seconds)
     ask.require(
         not (is_made and options),
@@ -88,7 +99,8 @@ def check_oracle(
     ask.require(asked, f"there is nothing to ask; give questions of the kind {built.answers!r}")
     first = ask(asked)
     if built.cacheable:
-        same = functools.partial(_check_same, name, asked, first, tolerance)
+        broken = _OF_A_GROUP if built.reads_group else _OF_A_RESPONSE
+        same = functools.partial(_check_same, name, broken, asked, first, tolerance)
         same("asked again, with other keys", ask(_renamed(asked, 1_000)))
         same("asked in the other order", ask(_renamed(asked, 2_000)[::-1])[::-1])
         same("asked alone", [_alone(ask, question, place) for place, question in enumerate(asked)])
@@ -176,9 +188,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
     argument's name to `changed`."""
 
     def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        changed.update(
-            dict.fromkeys(name for name, value in after.items() if wire.encode(value) != before[name])
-        )
+        changed.update(dict.fromkeys(name for name in before if wire.encode(after[name]) != before[name]))
 
     async def finish(returned: Awaitable[Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
         value = await returned
@@ -187,7 +197,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
 
     @functools.wraps(function)
     def watched(**arguments: Any) -> Any:
-        before = {name: wire.encode(value) for name, value in arguments.items()}
+        before = {name: wire.encode(value) for name, value in arguments.items() if name != STATE}
         returned = function(**arguments)
         if inspect.isawaitable(returned):
             return finish(returned, before, arguments)
@@ -213,7 +223,14 @@ def _questions(oracle: Oracle, reference: str | None, columns: dict[str, Any]) -
     if oracle.answers == "score":
         groups += [("4",), ("4", "", "4", " 4 ", "-4")]
     return [
-        make_question("2+2=", *texts, kind=oracle.answers, occurrence=n, reference=reference, **columns)
+        make_question(
+            ("2+2=", "1+3=")[n % 2],
+            *texts,
+            kind=oracle.answers,
+            occurrence=n,
+            reference=reference,
+            **columns,
+        )
         for n, texts in enumerate(groups)
     ]
 
@@ -234,9 +251,10 @@ def _retokenised(questions: Sequence[Question]) -> list[Question]:
 
 
 def _alone(ask: _Asking, question: Question, place: int) -> Answer:
-    """Ask one question alone, and return the answer. If the question asks for scores, ask about each
-    candidate alone. A run asks in this way if the ledger has the scores of the other candidates."""
-    if question.kind == "compare":
+    """Ask one question alone, and return the answer. If the question asks for scores, and the oracle does not
+    read the group, ask about each candidate alone. A run asks in this way if the ledger has the scores of the
+    other candidates."""
+    if question.kind == "compare" or ask.oracle.reads_group:
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [
         replace(
@@ -256,6 +274,7 @@ def _alone(ask: _Asking, question: Question, place: int) -> Answer:
 
 def _check_same(
     name: str,
+    broken: str,
     questions: Sequence[Question],
     first: Sequence[Answer],
     tolerance: float,
@@ -277,9 +296,8 @@ def _check_same(
                 candidate = question.candidates[place][:40]
                 text = "" if question.kind == "compare" else f", candidate {candidate!r}"
                 raise ContractError(
-                    f"{name}: {in_words(question)}{text}: answered {said[0]}, and {said[1]} when {how}; an "
-                    "answer that is no function of the prompt and the response, or pair, must not be used "
-                    "again: set `cacheable = False` on the oracle, or remove the cause"
+                    f"{name}: {in_words(question)}{text}: answered {said[0]}, and {said[1]} when {how}; "
+                    + broken
                 )
 
 

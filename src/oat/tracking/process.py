@@ -39,6 +39,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
+from oat.errors import escape_streams
 from oat.files import parse_json
 from oat.plugins.child import frame, read_frame
 from oat.plugins.loading import load_symbol
@@ -58,6 +59,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    escape_streams()
     order = read_frame(asked)
     if order is None:
         return

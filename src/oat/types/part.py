@@ -36,6 +36,8 @@ class RunFacts:
         questions: number of questions of a step. None: not known yet.
         most_questions: largest number of questions that a step may take, with all further rounds
             (`sampling.refill_rounds`). None: not known, also if questions are asked ahead.
+        whole_groups: True if reward functions get every response of a group, equal ones too
+            (`oracle.whole_groups`).
         question_price: the most queries that a question of training costs. None: not known yet, or no budget
             limits the run.
     """
@@ -56,6 +58,7 @@ class RunFacts:
     questions: int | None = None
     most_questions: int | None = None
     question_price: int | None = None
+    whole_groups: bool = True
 
 
 class Derived(NamedTuple):

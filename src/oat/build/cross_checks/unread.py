@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from oat.build.environment import ignores_deadline
+from oat.build.oracles import shows_groups
 from oat.build.resolved import Resolved
 from oat.config.settings import EvaluationConfig
 from oat.control.alarms import METRICS
@@ -66,6 +67,7 @@ def _of_oracle(resolved: Resolved) -> dict[tuple[str, str], bool]:
         ("oracle", "labels"): not is_compared,
         ("oracle", "scale"): not is_compared,
         ("oracle", "repeats"): oracle.name in BUILTIN,
+        ("oracle", "whole_groups"): oracle.whole_groups is not None and not shows_groups(resolved.config),
         ("oracle", "max_wait_s"): oracle.name in BUILTIN,
         ("oracle", "max_outstanding"): oracle.name == "recorded",
         ("oracle", "max_answer_age"): oracle.name == "recorded" or is_never_late,

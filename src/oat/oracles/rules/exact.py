@@ -3,24 +3,29 @@
 from collections.abc import Sequence
 from typing import Any
 
+from oat.oracles.rules.references import is_equal, reference_text
+
 
 def exact_match(
-    prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[str | None], **columns: Any
+    prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """Return 1.0 for a completion that equals its reference, otherwise 0.0. Blanks at the ends are ignored.
-    If there is no reference, there is no reward (None).
+    If the reference is a number (42, 42.0, or such a text), a completion that is a number is compared with it
+    by value: "42", "42.0" and "+42" are equal. If there is no reference, there is no reward (None).
 
     The signature is that of TRL's reward functions: lists of the same length, with one entry for each
     completion, and every column of the data by name.
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: the reference answer of each completion's prompt.
+        reference: the reference answer of each completion's prompt. One that is neither a text nor a finite
+            number counts as missing.
     """
     texts = [
         completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
     ]
+    answers = map(reference_text, reference)
     return [
-        None if answer is None else float(text.strip() == answer.strip())
-        for text, answer in zip(texts, reference, strict=True)
+        None if answer is None else float(is_equal(text.strip(), answer))
+        for text, answer in zip(texts, answers, strict=True)
     ]

@@ -48,6 +48,7 @@ from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.gsm8k import last_number
 from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, is_relation, listed, matrix, normalise, unnamed
+from oat.oracles.rules.references import reference_text
 from oat.plugins.pool import Workers, check_limits
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
@@ -81,7 +82,7 @@ class MathRule(CallableOracle):
     """
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
-        super().__init__(self.grade, "math")
+        super().__init__(self.grade, "math", reads_group=False)
         check_limits(workers=workers, timeout_s=timeout_s)
         self.version = "4"
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "count": workers}
@@ -107,7 +108,8 @@ class MathRule(CallableOracle):
             completion if isinstance(completion, str) else completion[-1]["content"]
             for completion in completions
         ]
-        rights = [None if answer is None else reference_answer(str(answer)) for answer in reference]
+        written = map(reference_text, reference)
+        rights = [None if answer is None else reference_answer(answer) for answer in written]
         scores, open_pairs = list[float | None](), dict[tuple[str, str], list[int]]()
         for place, (text, right) in enumerate(zip(texts, rights, strict=True)):
             found = answer_of(text)
