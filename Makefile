@@ -1,10 +1,12 @@
-# A fresh machine needs python3 (3.11), make and a package index. Options for pip: make setup PIP_OPTIONS="--index-url https://..."
+# A fresh machine needs python3 (3.11 to 3.13), make and a package index. Another Python: make test PYTHON=python3.13
+# Options for pip: make setup PIP_OPTIONS="--index-url https://..."
 PYTHON ?= python3
 PIP_OPTIONS ?=
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VERSION := -c 'import platform; print(platform.python_version())'
 OLDEST := .venv-oldest
 TRACKERS := .venv-trackers
 PEERS := .venv-peers
@@ -18,6 +20,10 @@ WIRED := kill state
 .PHONY: setup quickstart test tests test-slow faults faults-ray bench compare explore lint type clean
 
 setup: $(STAMP)
+ifneq ($(origin PYTHON),file)
+	@test "$$($(PYTHON) $(VERSION))" = "$$($(BIN)/python $(VERSION))" || \
+	{ echo "$(VENV) has Python $$($(BIN)/python $(VERSION)), and PYTHON=$(PYTHON) is $$($(PYTHON) $(VERSION)): run make clean first" >&2; exit 1; }
+endif
 
 # torch comes first and is pinned in every call: otherwise another package may pull a build for GPUs.
 $(STAMP): pyproject.toml constraints.txt

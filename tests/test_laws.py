@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "control": "config errors plugins types",
     "data": "errors files plugins seeds text types",
     "engines": "config errors functional hardware models seeds types",
-    "environments": "errors plugins types",
+    "environments": "errors plugins text types",
     "evaluation": "algorithms errors explore files protocols rollout seeds types",
     "explore": "errors plugins types",
     "files": "errors",

@@ -120,8 +120,8 @@ class Collector:
 
         Returns:
             "roofline/decode" and "roofline/padded_keys"; a metric is absent if no sampling was measured for
-            it. "time/explore_s", if the explorer chose: the seconds in which samples were scored and
-            questions chosen.
+            it. "episode/broken_calls", if there are any. "time/explore_s", if the explorer chose: the seconds
+            in which samples were scored and questions chosen.
         """
         before = self.actor.work()
         self.due += plan.questions
@@ -263,7 +263,11 @@ class Collector:
 
 
 def _reached(work: Work) -> dict[str, float]:
-    """Return the metrics of sampling: the share of the machine's limit that decoding reached, and the share
-    of cached keys that were padding. A metric is left out if there was no work to measure."""
-    reached = {"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}
-    return {**reached, "roofline/padded_keys": work.padded_keys / work.keys} if work.keys else reached
+    """Return the metrics of sampling: the share of the machine's limit that decoding reached, the share of
+    cached keys that were padding, and the number of calls whose tool failed. A metric is left out if there
+    was no work to measure."""
+    return {
+        **({"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}),
+        **({"roofline/padded_keys": work.padded_keys / work.keys} if work.keys else {}),
+        **({"episode/broken_calls": float(work.broken_calls)} if work.broken_calls else {}),
+    }

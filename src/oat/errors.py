@@ -83,11 +83,12 @@ class RefusalError(OracleError):
     Attributes:
         status: HTTP status of the service's reply.
         said: beginning of the reply's text.
+        names_logprobs: True if the reply names log-probabilities.
     """
 
-    def __init__(self, message: str, status: int, said: str):
-        super().__init__(message, status, said)
-        self.status, self.said = status, said
+    def __init__(self, message: str, status: int, said: str, names_logprobs: bool = False):
+        super().__init__(message, status, said, names_logprobs)
+        self.status, self.said, self.names_logprobs = status, said, names_logprobs
 
     def __str__(self) -> str:
         return printable(_bounded(str(self.args[0])))
@@ -97,6 +98,11 @@ class OutageError(OracleError):
     """An oracle's service has not answered for longer than the run may wait."""
 
     exit_code = 4
+
+
+class ClosedError(RefusalError, OutageError):
+    """A service refuses every request: for example, the credit is used up, or the key or the model is not
+    known. A run ends as in an outage."""
 
 
 class EpisodeError(OatError, RuntimeError):

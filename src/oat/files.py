@@ -18,14 +18,15 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from oat.errors import LedgerError, OatError
+from oat.errors import ConfigError, LedgerError, OatError
 
 _COMPILED = re.compile(r"\(os error (\d+)\)")
 """Pattern of the text in which Rust libraries write the number of an error of the operating system."""
@@ -89,6 +90,63 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def appearing(path: Path, flag: str, is_ours: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
+    """Yield the path of a new file beside `path`, which the body of the `with` block writes. If the body ends
+    without an error, the file appears at `path`, complete; otherwise it is removed. Missing folders are made.
+    No file is replaced that this program did not write: the new file has a name of its own, and what stands
+    at `path` is refused before the body and after it.
+
+    Args:
+        path: in a folder of the user. For the files of a run there is `replacing`.
+        flag: the flag that names the file, for the message.
+        is_ours: function that returns True if the file at `path` may be replaced.
+
+    Raises:
+        ConfigError: something else is at `path`, or its folder cannot be made.
+        OSError: the body raised it, or the file cannot be written.
+    """
+    refuse_known(path, flag, is_ours)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {path.parent} cannot be made ({error.strerror}); give another {flag}, where you may "
+            "write"
+        ) from error
+    new = path.with_name(f".new-{secrets.token_hex(8)}{path.suffix}")
+    try:
+        yield new
+        with saying_what_is_free(path):
+            sync_to_disk(new)
+            refuse_known(path, flag, is_ours)
+            new.replace(path)
+            sync_to_disk(path.parent)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+
+
+def refuse_known(path: Path, flag: str, is_ours: Callable[[Path], bool] = lambda _: False) -> None:
+    """Refuse to overwrite a file. The arguments are those of `appearing`.
+
+    Raises:
+        ConfigError: there is a file, a folder or a symbolic link at `path`, and it is not ours.
+    """
+    if os.path.lexists(path) and not (path.is_file() and not path.is_symlink() and is_ours(path)):
+        raise ConfigError(
+            f"{path}: is there already, and is not overwritten; give another {flag}, or move it away"
+        )
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a symbolic link, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
     """A context that adds the file's path and the free bytes of its disk to errors of the operating system.
     This includes errors of safetensors and tokenizers, which are not subclasses of `OSError`.
@@ -98,10 +156,12 @@ def saying_what_is_free(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except OatError:
+        raise
     except Exception as error:
         if isinstance(error, OSError):
             number, text = error.errno, error.strerror or str(error)
-        elif not isinstance(error, OatError) and (found := _COMPILED.search(str(error))) is not None:
+        elif (found := _COMPILED.search(str(error))) is not None:
             number, text = int(found[1]), os.strerror(int(found[1]))
         else:
             raise
@@ -157,6 +217,16 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def is_utf8(name: str) -> bool:
+    """Return True if a name or a path can be written into a file. If not, it was read from bytes that are no
+    text in UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sync_to_disk(path: Path) -> None:

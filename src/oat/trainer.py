@@ -293,7 +293,7 @@ class Trainer:
             ConfigError, CheckpointError: as for `oat.commands.export.export_run`.
         """
         with seen_from(self._start), self._naming():
-            return export_run(seen(self.run_dir), seen(out), step)
+            return export_run(seen(self.run_dir), seen(out), step).step
 
 
 def _failed(name: str, what: str) -> ContractError:

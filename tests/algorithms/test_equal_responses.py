@@ -178,7 +178,7 @@ def test_parquet_holds_what_was_given_or_nothing(tmp_path: Path, calls: list[Any
     ]
     out = tmp_path / "rows.parquet"
     if is_written:
-        _write_parquet(rows, out)
+        _write_parquet(rows, out, out)
         found = parquet.read_table(out).to_pylist()
         assert [row["prompt"][1]["tool_calls"] for row in found] == [
             row["prompt"][1]["tool_calls"] for row in rows
@@ -191,7 +191,7 @@ def test_parquet_holds_what_was_given_or_nothing(tmp_path: Path, calls: list[Any
                 r".jsonl"
             ),
         ):
-            _write_parquet(rows, out)
+            _write_parquet(rows, out, out)
         assert not [*tmp_path.iterdir()]
 
 

@@ -2,6 +2,7 @@
 settings that nothing would read."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -62,6 +63,7 @@ STD = math.sqrt(3)
         ("group_mean", [-1, 2, -1]),
         ("group_norm", [-1 / STD, 2 / STD, -1 / STD]),
         ("batch_norm", [-1 / STD, 2 / STD, -1 / STD]),
+        ("batch_mean", [-1, 2, -1]),
         ("leave_one_out", [-1.5, 3, -1.5]),
         ("leave_one_out_max", [-3, 3, -3]),
         ("length_weighted", [1 - 19 / 7, 4 - 19 / 7, 1 - 19 / 7]),
@@ -87,6 +89,37 @@ def test_the_deviation_of_the_step_divides_all_groups() -> None:
     deviation = float(torch.tensor([1.0, 4.0, 1.0, 0.0, 0.0, 6.0]).std())
     expected = [value / deviation for value in (-1, 2, -1, -2, -2, 4)]
     assert batch.columns["advantages_N"].tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_mean_of_the_step_is_a_baseline() -> None:
+    """The mean of 1, 4, 1, 0, 0, 6 is 2. A flat group far from it teaches something."""
+    objective = made("grpo", advantage="batch_mean")
+    batch = batch_of(objective, (1.0, 4.0, 1.0), (0.0, 0.0, 6.0))
+    assert batch.columns["advantages_N"].tolist() == [-1, 2, -1, -2, -2, 4]
+    assert objective.is_usable(feedback((1.0, 1.0, 1.0)).items[0])
+
+
+@pytest.mark.parametrize("advantage", ["leave_one_out", "group_mean", "none", "batch_mean"])
+def test_advantages_are_normalised_over_the_responses_of_a_step(advantage: str) -> None:
+    """With `leave_one_out` this is `normalize_advantages` of TRL's RLOO: each response counts once, however
+    long it is, and the tokens of a response have one advantage."""
+    groups, eps = ((1.0, 4.0, 1.0), (0.0, 0.0, 7.0)), 0.25
+    every = [reward for rewards in groups for reward in rewards]
+    of_each = {
+        "leave_one_out": lambda rewards, i: rewards[i] - (sum(rewards) - rewards[i]) / 2,
+        "group_mean": lambda rewards, i: rewards[i] - sum(rewards) / 3,
+        "none": lambda rewards, i: rewards[i],
+        "batch_mean": lambda rewards, i: rewards[i] - sum(every) / 6,
+    }[advantage]
+    plain = [of_each(rewards, i) for rewards in groups for i in range(3)]
+    mean, std = statistics.mean(plain), statistics.stdev(plain)
+    objective = made("rloo", advantage=advantage, whiten=True, whiten_over="responses", std_eps=eps)
+    batch = batch_of(objective, *groups)
+    expected = [(value - mean) / (std + eps) for value in plain]
+    assert batch.columns["advantages_N"].tolist() == pytest.approx(expected, rel=1e-5)
+    assert "advantages_K" not in batch.columns
+    flat = feedback((1.0, 1.0, 1.0)).items[0]
+    assert objective.is_usable(flat) is (advantage in ("none", "batch_mean"))
 
 
 def test_tables_have_every_name_of_the_settings() -> None:
@@ -273,6 +306,10 @@ def test_a_group_teaches_what_its_estimator_sees() -> None:
         ("grpo", {"dual_clip": 1.0}, "algorithm.dual_clip is 1.0; it must be above 1"),
         ("rloo", {"std_eps": 0.1}, "algorithm.std_eps is 0.1, and nothing reads it with algorithm.advantage"),
         ("grpo", {"whiten_over": "group"}, "whiten_over is group, and nothing reads it with"),
+        ("rloo", {"whiten": True, "whiten_over": "responses", "gamma": 0.9}, "whiten_over is responses, and"),
+        ("rloo", {"whiten": True, "whiten_over": "responses", "kl_reward_coef": 0.1}, "whiten_over is resp"),
+        ("rloo", {"whiten_over": "responses"}, "whiten_over is responses, and nothing reads it"),
+        ("ppo", {"whiten_over": "responses"}, "whiten_over is responses, and the tokens of a response have"),
         ("vespo", {"clip_high": 0.1}, "clip_high is 0.1, and nothing reads it with algorithm.policy_loss"),
         ("grpo", {"gamma": 1.5}, "algorithm.gamma is 1.5; it must be at least 0 and at most 1"),
         ("grpo", {"kl_reward_coef": math.nan}, "algorithm.kl_reward_coef is nan; it must be at least 0"),

@@ -59,16 +59,20 @@ def refused(name: str, config: PolicyGradientConfig, facts: RunFacts = SAMPLED) 
 def test_what_one_response_makes_0_or_leaves_without_effect_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def doubled(given):\n    return 2 * given.rewards_N\n")
-    whitenings = ({}, *({"whiten": True, "whiten_over": over} for over in ("step", "group")))
+    overs = ("step", "group", "responses")
+    whitenings = ({}, *({"whiten": True, "whiten_over": over} for over in overs))
     shapings = [{}, {"flat_group_weight": 0.5}, {"normalise": "running"}]
     shapings += [{"sources": how} for how in ("group", "batch", "running")]
     ways = [("none", "response", 1.0), ("none", "response", 0.5), ("none", "steps", 1.0)]
+    ways += [("batch_mean", "response", 1.0), ("batch_mean", "response", 0.5), ("batch_mean", "steps", 1.0)]
     ways += [(f"{file}:doubled", "response", 1.0), (f"{file}:doubled", "steps", 1.0)]
     seen = set()
     for prompts, (advantage, credit, gamma), whitening, shaping in product(
         (1, 3), ways, whitenings, shapings
     ):
         if credit == "steps" and "sources" in shaping:
+            continue
+        if whitening.get("whiten_over") == "responses" and (credit == "steps" or gamma != 1):
             continue
         options = {"prompts": prompts, "samples": 1, "advantage": advantage, "gamma": gamma, **whitening}
         config = ALGORITHMS["rloo"].Config(**options, credit=credit, rewards=RewardsConfig(**shaping))
@@ -84,7 +88,8 @@ def test_what_one_response_makes_0_or_leaves_without_effect_is_refused(tmp_path:
 def test_every_estimator_that_compares_a_group_needs_two() -> None:
     for advantage in ADVANTAGES:
         config = ALGORITHMS["grpo"].Config(samples=1, advantage=advantage)
-        assert refused("grpo", config) == ([] if advantage == "none" else ["algorithm.samples"])
+        is_alone = advantage in ("none", "batch_mean")
+        assert refused("grpo", config) == ([] if is_alone else ["algorithm.samples"])
         more = ALGORITHMS["grpo"].Config(samples=2, advantage=advantage)
         assert not refused("grpo", more)
 

@@ -6,7 +6,6 @@ module of theirs."""
 import hashlib
 import io
 import json
-import re
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,6 @@ def oat(*arguments: object) -> str:
         code = main([str(argument) for argument in arguments])
     assert code == 0, f"oat {' '.join(map(str, arguments))}: exit code {code}\n{printed.getvalue()}"
     return printed.getvalue()
-
-
-def machine() -> dict[str, str]:
-    """What decides the last digits: torch, its vector instructions, and whose processor it is (libraries
-    choose their kernels by it)."""
-    cpuinfo = Path("/proc/cpuinfo")
-    vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return {
-        "torch": torch.__version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "vendor": vendor[1] if vendor else "unknown",
-    }
 
 
 def of_begun(run_dir: Path, out: Path) -> dict[str, Any]:

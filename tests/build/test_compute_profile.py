@@ -53,8 +53,13 @@ def test_a_profile_without_its_device_is_refused(
 def test_an_idle_device_is_said(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run has ended, so nothing is computed while torch takes itself to have a device: a build for CUDA
+    would look for its driver then."""
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 1})
+    assert oat("train", config) == 0
+    capsys.readouterr()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert oat("train", world.config("dpo", tmp_path, {"stop.max_steps": 1})) == 0
+    assert oat("train", config) == 0
     assert (
         "oat train: this machine has a CUDA device, and nothing will run on it; a new run with "
         "compute.profile: gpu uses it\n"

@@ -33,7 +33,11 @@ def test_transformers_loads_the_trained_policy(
     """Transformers loads an exported model and gives the log-probabilities of the engine with the run's
     newest weights. These differ from those of the start model."""
     assert oat("export", run_dir, tmp_path / "model") == 0
-    assert capsys.readouterr().out == f"oat export: the model after 4 steps is in {tmp_path / 'model'}\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"oat export: the model after 4 steps is in {tmp_path / 'model'}"
+    assert "12 tensors equal" in second
+    said = f"This model was {second.removeprefix('oat export: ')}."
+    assert said in (tmp_path / "model" / "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     start = AutoModelForCausalLM.from_pretrained(world.folder / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

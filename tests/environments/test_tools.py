@@ -3,13 +3,13 @@
 import functools
 import json
 import math
-import time
 from fractions import Fraction
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
+from cpu_time import seconds
 
-from oat.environments.tools import ToolCall, Tools, bracket_calls, json_calls
+from oat.environments.tools import ToolCall, Tools, bracket_calls, json_calls, template_calls
 from oat.errors import ConfigError
 from oat.oracles.rules.countdown import evaluate
 from oat.types import Message
@@ -45,6 +45,10 @@ def broken(text: str) -> str:
 
 def total(*terms: float) -> float:
     return sum(terms)
+
+
+def opened(file: BinaryIO) -> str:
+    return ""
 
 
 def unread(text: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
@@ -159,11 +163,6 @@ def test_results_are_bounded_and_can_be_encoded() -> None:
     assert answered.message.content == "ab?c"
 
 
-def test_an_error_of_the_tool_is_not_told_to_the_model() -> None:
-    with pytest.raises(TypeError, match=r"^3$"):
-        Tools(TOOLS).answer(call("broken", text="3"))
-
-
 def test_tools_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools are called now; rename one"):
         Tools([now, now])
@@ -177,6 +176,8 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         ConfigError, match=r"the tool total takes \(\*terms: float\) -> float, .* terms cannot"
     ):
         Tools([total])
+    with pytest.raises(ConfigError, match=r"the tool opened .*, and file cannot be a value of JSON"):
+        Tools([opened])
     with pytest.raises(
         ConfigError, match=r"the types of the tool unread .*NameError: name 'Nowhere'.*repair"
     ):
@@ -191,10 +192,16 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         "[" + "a" * 1_000_000,
         "[a(" + ")" * 1_000_000,
         "[a(]" * 250_000,
+        "<function=f><parameter=a>" * 20_000,
+        "<function=f><parameter=a>" * 20_000 + "</parameter>x",
+        '<tool_call>{"a' * 30_000,
+        "<|tool_call>call:a{b:[" * 20_000,
+        "to=functions.a" * 10_000,
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" * 10_000,
+        '{"name":"a","arguments":' * 20_000,
     ],
 )
 def test_hostile_text_is_read_in_bounded_time(text: str) -> None:
-    begin = time.process_time()
-    assert json_calls(text) == []
-    assert bracket_calls(text) == []
-    assert time.process_time() - begin < 1.0
+    for read in (json_calls, bracket_calls, template_calls):
+        assert seconds(lambda read=read: read(text)) < 0.5
+        assert read(text) == []

@@ -3,7 +3,9 @@ directory holds either the complete old model or the complete new one."""
 
 import ctypes
 import fcntl
+import hashlib
 import io
+import json
 import os
 import resource
 import shutil
@@ -19,6 +21,8 @@ from fixtures import Finished, World, forked, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.commands.export import export_run
+from oat.commands.export_mark import MARK
+from oat.commands.swap import _SIGN_TEXT
 from oat.errors import ExportError
 
 Figure = Callable[[str], None]
@@ -55,6 +59,10 @@ def exports(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     export_run(run_dir, folder / "new" / "out")
     for name, text in {**STALE, **FOREIGN}.items():
         (folder / "old" / "out" / name).write_bytes(text)
+    mark = folder / "old" / "out" / MARK
+    said = json.loads(mark.read_text())
+    said["files"] |= {name: [hashlib.sha256(text).hexdigest()] for name, text in STALE.items()}
+    mark.write_text(json.dumps(said))
     return folder / "old" / "out", {**content(folder / "new" / "out"), **FOREIGN}
 
 
@@ -240,7 +248,12 @@ def test_where_directories_cannot_be_exchanged(
         seen = seen_by_a_reader(run_dir, given.absolute())
         assert seen[0] == old
         assert seen[-1] == new
-        assert [one for one in seen if "config.json" in one] == [old, new]
+        models = [
+            {name: text for name, text in one.items() if name != MARK} for one in seen if "config.json" in one
+        ]
+        assert [one for one, before in zip(models, [{}, *models], strict=False) if one != before] == [
+            {name: text for name, text in one.items() if name != MARK} for one in (old, new)
+        ]
         assert place.stat().st_ino == inode
         assert not [
             name for folder in (place, place.parent) for name in names(folder) if name.startswith(".oat-")
@@ -256,8 +269,8 @@ def test_where_directories_cannot_be_exchanged(
 
 @contextmanager
 def limited(most: int, below: Path) -> Iterator[None]:
-    """From the first operation below a folder on, no file may grow past `most` bytes; this includes the
-    standard output. For a forked child only."""
+    """From the first operation on a path that begins with `below` on, no file may grow past `most` bytes;
+    this includes the standard output. For a forked child only."""
     is_armed, none = True, resource.RLIM_INFINITY
     hear(below, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, none)) if is_armed else None)
     try:
@@ -297,7 +310,7 @@ def test_files_of_an_export_that_may_not_grow(
     ]
 
     def child(limit: int) -> int:
-        fails_whole(run_dir, out, "File too large", limited(limit, out.parent))
+        fails_whole(run_dir, out, "File too large", limited(limit, out.parent / ".oat-export-"))
         return 0
 
     for limit in limits:
@@ -385,7 +398,7 @@ def test_a_full_disk_under_the_export_of_a_ledger(suffix: str, run_dir: Path, tm
 
     def child() -> int:
         with limited(len(before) // 2, file.parent), redirect_stderr(io.StringIO()) as said:
-            assert oat("ledger", run_dir, "--export", file) == 1
+            assert oat("ledger", run_dir, "--export", file.with_stem("more")) == 1
         assert " bytes are free there" in said.getvalue()
         return 0
 
@@ -425,15 +438,21 @@ def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(run_di
     dead, alive = (out.parent / f".oat-export-{digits}" for digits in ("00000000", "11111111"))
     dead.mkdir()
     alive.mkdir()
-    (dead / "model.safetensors").write_text("part")
+    (dead / "made-by-oat").write_bytes(_SIGN_TEXT)
+    (dead / "new").mkdir()
+    (dead / "new" / "model.safetensors").write_text("part")
+    (out.parent / ".oat-export-22222222").mkdir()
+    (out.parent / ".oat-export-22222222" / "model.safetensors").write_text("a user's")
     lock = os.open(alive, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (out.parent / ".oat-export-of-mine").mkdir()
     export_run(run_dir, out)
     os.close(lock)
-    assert names(out.parent) == [alive.name, ".oat-export-of-mine", "out"]
+    users = [".oat-export-22222222", ".oat-export-of-mine"]
+    assert names(out.parent) == [alive.name, *users, "out"]
     export_run(run_dir, out)
-    assert names(out.parent) == [".oat-export-of-mine", "out"]
+    assert names(out.parent) == [*users, "out"]
+    assert (out.parent / users[0] / "model.safetensors").read_text() == "a user's"
 
 
 def test_ctrl_c_within_an_export(run_dir: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,17 +484,6 @@ def test_links_lead_where_they_led(run_dir: Path, out: Path, exports: tuple[Path
     os.umask(before)
     assert (out.parent / "later" / "config.json").exists()
     assert (out.parent / "later").stat().st_mode & 0o777 == 0o755
-
-
-def test_a_directory_without_a_model_keeps_what_is_in_it(run_dir: Path, tmp_path: Path) -> None:
-    """If the directory holds no model, the export replaces only the files that it writes itself. A file with
-    a tokenizer file's name, such as `vocab.txt`, stays."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "vocab.txt").write_text("mine")
-    (tmp_path / "out" / "tokenizer.json").write_text("mine too")
-    export_run(run_dir, tmp_path / "out")
-    assert (tmp_path / "out" / "vocab.txt").read_text() == "mine"
-    AutoTokenizer.from_pretrained(tmp_path / "out")
 
 
 def test_places_where_nothing_can_be_made(

@@ -226,7 +226,8 @@ def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    ended = train(config, run_dir, PLAIN, threading.Thread(target=end, daemon=True).start)
+    # made in the child: a thread object from before a fork counts as started in it (Python 3.12)
+    ended = train(config, run_dir, PLAIN, lambda: threading.Thread(target=end, daemon=True).start())
     assert ended in (0, -signal.SIGKILL), (tmp_path / "log").read_text()
     log, scratch, home = (tmp_path / name for name in ("log", "scratch", "home"))
     scratch.mkdir()

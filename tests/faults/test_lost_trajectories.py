@@ -17,6 +17,7 @@ from old_ledgers import make_old
 from oat.commands.export import digest_run
 from oat.ledger.reader import Reader
 from oat.ledger.store import Store
+from oat.rundir.mark import MARK
 
 pytestmark = pytest.mark.fault("R8")
 
@@ -126,7 +127,7 @@ def test_trajectories_without_their_ledger_begin_no_run(
     """A run that lost its ledger and everything else would ask again, and remove the trajectories."""
     is_begun = name == "a begun run"
     for left in killed.iterdir():
-        if left.name not in ("ledger.trajectories", *(["config.yaml"] if is_begun else [])):
+        if left.name not in (MARK, "ledger.trajectories", *(["config.yaml"] if is_begun else [])):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     before = tree(folder_of(killed))
     code = oat("train", run, "--run_dir", killed)

@@ -153,7 +153,7 @@ def test_a_call_fails_alone_and_in_time(isolated: Isolated, what: str, figure: C
     figure(f"{int(answer.marks == ('failed',))} of 1 hostile calls marked as failed")
     figure(f"at most {seconds:.1f} s until a call with a time limit of {TIMEOUT_S:g} s is marked as failed")
     assert (ticket, answer.marks, answer.values, answer.queries) == (tickets[0], ("failed",), (0.0,), 1)
-    assert seconds < 2 * TIMEOUT_S
+    assert seconds < TIMEOUT_S + 20, "not the minutes that the call would take"
     ((_, healed),) = isolated.collect(tickets[1:], 60.0)
     assert (healed.marks, healed.values) == (("ok", "ok"), (4.0, 4.0))
     figure("1 of 1 next calls answered")

@@ -1,6 +1,7 @@
 """Estimators of advantages within groups, and whitening: by hand and against plain loops."""
 
 import json
+import math
 import os
 import random
 import statistics
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from oat.functional.advantages import (
+    batch_centred,
     batch_scaled,
     best_of_group,
     clipped_advantages,
@@ -21,6 +23,7 @@ from oat.functional.advantages import (
     leave_one_out_max,
     leave_responses_out,
     length_weighted,
+    standardised,
     whiten,
     whiten_biased,
     whiten_in_groups,
@@ -284,6 +287,26 @@ def test_batch_scaled_over_several_parts_is_that_of_the_whole() -> None:
     found = summed_over([(rewards[:4], groups[:4]), (rewards[4:], groups[4:])], scaled)
     whole = batch_scaled(rewards, torch.tensor([0, 0, 1, 1, 2, 2, 2]), 3)
     torch.testing.assert_close(torch.cat(found), whole, rtol=0, atol=1e-12)
+
+
+def test_the_mean_of_the_step_is_over_all_its_parts() -> None:
+    """The mean of 0, 1, 5 and 10 is 4; the missing reward does not count."""
+    rewards = torch.tensor([0.0, 1.0, 5.0, math.nan, 10.0])
+    valid = ~rewards.isnan()
+    assert batch_centred(rewards, valid_N=valid).tolist() == [-4.0, -3.0, 1.0, 0.0, 6.0]
+    total = torch.tensor([4.0, 16.0], dtype=torch.float64)
+    part = batch_centred(rewards[:2], reduce=lambda sums: total if len(sums) == 2 else sums)
+    assert part.tolist() == [-4.0, -3.0]
+    assert batch_centred(torch.full((3,), 0.1)).tolist() == [0.0] * 3
+
+
+def test_advantages_of_responses_are_standardised() -> None:
+    values = [0.5, -1.0, 2.0, 7.0]
+    mean, std = statistics.mean(values), statistics.stdev(values)
+    found = standardised(torch.tensor(values, dtype=torch.float64), eps=0.25)
+    assert found.tolist() == pytest.approx([(x - mean) / (std + 0.25) for x in values], rel=1e-12)
+    assert standardised(torch.full((4,), 0.1), eps=0.0).tolist() == [0.0] * 4
+    assert standardised(torch.tensor([3.0])).tolist() == [0.0]
 
 
 def test_a_clip_of_advantages() -> None:

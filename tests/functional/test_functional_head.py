@@ -131,6 +131,15 @@ def test_products_in_bfloat16_are_near_and_gradients_keep_the_weights_type():
     torch.testing.assert_close(near, expected)
 
 
+def test_the_entropy_of_a_nearly_certain_token_keeps_its_digits():
+    """The logits lie around 30; the largest is 10 or 14 above the others."""
+    logits = torch.full((2, V), 30.0)
+    logits[:, 0] += torch.tensor([10.0, 14.0])
+    ids = torch.zeros(2, dtype=torch.long)
+    found = linear_functionals(logits, torch.eye(V), None, ids, 4, entropy=True)["entropy"]
+    torch.testing.assert_close(found.double(), token_entropy(logits.double()), rtol=1e-3, atol=0)
+
+
 def test_no_tokens():
     hidden, weight, bias, _ = inputs()
     leaf = weight.requires_grad_()

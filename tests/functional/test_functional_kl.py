@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import ShapeError
-from oat.functional.kl import KL_ESTIMATORS, adapted_coef, importance_weighted, kl_k1, kl_k2, kl_k3
+from oat.functional.kl import KL_ESTIMATORS, adapted_coef, kl_k1, kl_k2, kl_k3, unbiased_kl
 
 ESTIMATORS = [kl_k1, kl_k2, kl_k3]
 LOG2 = math.log(2.0)
@@ -92,9 +92,9 @@ def test_shapes(estimator, unchecked):
         estimator(torch.zeros(2), torch.zeros(1))
 
 
-def test_shapes_of_importance_weights(unchecked):
+def test_shapes_of_unbiased_terms(unchecked):
     with pytest.raises(ShapeError, match=r"old_logps \(1,\)"):
-        importance_weighted(torch.zeros(2), torch.zeros(2), torch.zeros(1))
+        unbiased_kl("k3", torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(1))
 
 
 def test_signatures_are_executable():
@@ -128,56 +128,59 @@ def test_many_small_steps_move_a_coefficient_as_far_as_few_large_ones():
     assert coef == pytest.approx(adapted_coef(1.0, 9.0, target=1.0, samples=1000, horizon=10_000), rel=1e-3)
 
 
-def enumerated(estimator, *, old=None):
-    """Return the gradient, by the logits of three tokens, of an estimator's mean over tokens that the old
-    policy drew; and the gradients of KL(policy || reference) and KL(reference || policy)."""
+def enumerated(terms_of, *, old=None):
+    """Return the mean, over tokens that the old policy drew, of terms that a function makes of three tokens'
+    log-probabilities, and its gradient by the logits; and the gradients of KL(policy || reference) and
+    KL(reference || policy)."""
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
-    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     logps = logits.log_softmax(0)
     drawn = logps.exp().detach() if old is None else old
-    terms = estimator(logps, reference.log())
-    if old is not None:
-        terms = importance_weighted(terms, logps, old.log())
-    forward = (logps.exp() * (logps - reference.log())).sum()
-    backward = (reference * (reference.log() - logps)).sum()
-    mean = (drawn * terms).sum()
+    mean = (drawn * terms_of(logps)).sum()
+    forward = (logps.exp() * (logps - REFERENCE)).sum()
+    backward = (REFERENCE.exp() * (REFERENCE - logps)).sum()
     gradients = [
         torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (mean, forward, backward)
     ]
     return mean, forward, gradients
 
 
+REFERENCE = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
+
+
 def test_what_the_gradients_of_terms_estimate():
     zero = torch.zeros(3, dtype=torch.float64)
-    torch.testing.assert_close(enumerated(kl_k1)[2][0], zero, rtol=0, atol=1e-12)
-    of_k2, forward, _ = enumerated(kl_k2)[2]
-    torch.testing.assert_close(of_k2, forward, rtol=0, atol=1e-12)
-    of_k3, forward, backward = enumerated(kl_k3)[2]
-    torch.testing.assert_close(of_k3, backward, rtol=0, atol=1e-12)
-    assert (of_k3 - forward).abs().max() > 0.01
+    of_k1, of_k2, of_k3 = (enumerated(lambda x, k=k: k(x, REFERENCE))[2] for k in ESTIMATORS)
+    torch.testing.assert_close(of_k1[0], zero, rtol=0, atol=1e-12)
+    torch.testing.assert_close(of_k2[0], of_k2[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(of_k3[0], of_k3[2], rtol=0, atol=1e-12)
+    assert (of_k3[0] - of_k3[1]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("estimator", [kl_k1, kl_k3])
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("old", [None, [0.1, 0.6, 0.3]])
-def test_importance_weights_give_the_divergence_and_its_gradient(estimator, old):
-    """Also where the old policy is the policy: there the ratio is 1, but it has a gradient."""
+@pytest.mark.parametrize("is_one", [True, False])
+def test_the_ratio_gives_the_divergence_and_its_gradient(estimator, old, is_one):
+    """Also where the old policy is the policy: there the ratio is 1, but it has a gradient. The slopes of two
+    tensors of log-probabilities, which are equal here, add up to that of one."""
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
     drawn = logits.softmax(0) if old is None else torch.tensor(old, dtype=torch.float64)
-    mean, divergence, (found, forward, _) = enumerated(estimator, old=drawn)
+    terms = lambda x: unbiased_kl(estimator, x, REFERENCE, x if is_one else x.clone(), drawn.log())  # noqa: E731
+    mean, divergence, (found, forward, _) = enumerated(terms, old=drawn)
     assert mean.item() == pytest.approx(divergence.item(), abs=1e-12)
     torch.testing.assert_close(found, forward, rtol=0, atol=1e-12)
 
 
-def test_importance_weights_by_hand():
-    # r = 2 and 1/2, terms 3 and 4; by the log-probability the slope is r times the term
-    terms = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
-    logps = torch.tensor([-1.0 + LOG2, -1.0 - LOG2], dtype=torch.float64, requires_grad=True)
-    old = torch.full((2,), -1.0, dtype=torch.float64)
-    weighted = importance_weighted(terms, logps, old)
-    torch.testing.assert_close(weighted, torch.tensor([6.0, 2.0], dtype=torch.float64))
-    slopes = torch.autograd.grad(weighted.sum(), (terms, logps))
-    torch.testing.assert_close(slopes, [torch.tensor(v, dtype=torch.float64) for v in ([2, 0.5], [6.0, 2.0])])
-    assert torch.autograd.gradcheck(lambda a, b: importance_weighted(a, b, old), (terms, logps))
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("bound", [0.1, 0.5])
+def test_a_bound_leaves_the_mean_of_the_slopes_that_of_the_bounded_log_ratio(estimator, bound):
+    """Over tokens that the old policy drew, the gradient is the mean of r clamp(d) grad log p: k1 adds r grad
+    log p, of which the mean is 0."""
+    drawn = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
+    logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
+    p, d = logits.softmax(0), (logits.log_softmax(0) - REFERENCE).clamp(-bound, bound)
+    terms = lambda x: unbiased_kl(estimator, x, REFERENCE, x, drawn.log(), max_log_ratio=bound)  # noqa: E731
+    found = enumerated(terms, old=drawn)[2][0]
+    torch.testing.assert_close(found, p * d - p * (p * d).sum(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -195,3 +198,47 @@ def test_a_clamp_of_the_log_ratio(estimator):
 
 def test_the_table_of_estimators():
     assert list(KL_ESTIMATORS.items()) == [("k1", kl_k1), ("k2", kl_k2), ("k3", kl_k3)]
+
+
+D = [s * 10.0**n for n in range(-4, 1) for s in (-1, 1)] + [-60, -30, -25, -17, -5, -3, 3, 5, 17, 25, 60]
+LOG_R = [-3.0, 0.0, 0.25, 5.0, 19.0]
+PLAIN = [(name, bound, False) for name in ("k1", "k2", "k3") for bound in (None, 2.0, 10.0)]
+UNBIASED = [(name, bound, True) for name in ("k1", "k3") for bound in (None, 2.0, 10.0)]
+
+
+def statement(estimator, bound, is_unbiased, d, r):
+    """Return the term of a token and its slope by the policy's log-probability, from Schulman's note and
+    arXiv:2512.02556: grad r = r grad log p, so that r k3 has the slope r (k3(d) + 1 - e^-d) = r d."""
+    b = d if bound is None else min(max(d, -bound), bound)
+    value = {"k1": b, "k2": b * b / 2, "k3": math.expm1(-b) + b}[estimator]
+    slope = {"k1": 1.0, "k2": b, "k3": -math.expm1(-b)}[estimator] if b == d else 0.0
+    return (r * value, r * {"k1": b + 1, "k3": b}[estimator]) if is_unbiased else (value, slope)
+
+
+@pytest.mark.parametrize(("estimator", "bound", "is_unbiased"), PLAIN + UNBIASED)
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 2e-6), (torch.float64, 1e-11)])
+def test_terms_and_slopes_are_those_of_the_papers(estimator, bound, is_unbiased, dtype, rtol):
+    d, log_r = (x.flatten() for x in torch.meshgrid(torch.tensor(D), torch.tensor(LOG_R), indexing="ij"))
+    logps = d.to(dtype).requires_grad_()
+    reference, old = torch.zeros_like(logps), (logps - log_r).detach()
+    if is_unbiased:
+        found = unbiased_kl(estimator, logps, reference, logps, old, max_log_ratio=bound)
+    else:
+        found = KL_ESTIMATORS[estimator](logps, reference, max_log_ratio=bound)
+    (slopes,) = torch.autograd.grad(found.sum(), logps)
+    given = zip(logps.tolist(), (logps.double() - old.double()).exp().tolist(), strict=True)
+    expected = torch.tensor(
+        [statement(estimator, bound, is_unbiased, *pair) for pair in given], dtype=torch.float64
+    ).T
+    assert found.dtype == slopes.dtype == dtype
+    torch.testing.assert_close(found.double(), expected[0], rtol=rtol, atol=0)
+    torch.testing.assert_close(slopes.double(), expected[1], rtol=rtol, atol=0)
+
+
+def test_a_ratio_beyond_its_bound_turns_no_slope():
+    """r is clamped to e^20 and e^-20: the slope keeps the sign of d, and its size is r d."""
+    logps = torch.tensor([25.0, 25.0, -25.0, -25.0], dtype=torch.float64, requires_grad=True)
+    d = torch.tensor([3.0, -3.0, 3.0, -3.0], dtype=torch.float64)
+    found = unbiased_kl("k3", logps, logps.detach() - d, logps, torch.zeros_like(d))
+    (slopes,) = torch.autograd.grad(found.sum(), logps)
+    torch.testing.assert_close(slopes, d * torch.tensor([20.0, 20.0, -20.0, -20.0]).double().exp())

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from oat.functional.advantages import (
+    batch_centred,
     batch_scaled,
     best_of_group,
     clipped_advantages,
@@ -16,6 +17,7 @@ from oat.functional.advantages import (
     leave_one_out_max,
     leave_responses_out,
     length_weighted,
+    standardised,
     whiten,
     whiten_biased,
     whiten_in_groups,
@@ -56,6 +58,8 @@ SMOOTH: dict[str, Function] = {
     ),
     "length_weighted": lambda r: length_weighted(r, LENGTHS, GROUPS, 3, **GROUPED),
     "batch_scaled": lambda r: batch_scaled(r, GROUPS, 3, **GROUPED),
+    "batch_centred": lambda r: batch_centred(r, **GROUPED),
+    "standardised": standardised,
     "whiten": lambda r: whiten(r, MASK),
     "whiten, mean kept": lambda r: whiten(r, MASK, shift_mean=False),
     "whiten_biased": lambda r: whiten_biased(r, MASK),
@@ -67,13 +71,17 @@ SMOOTH: dict[str, Function] = {
 }
 
 
+OF_ALL = ("clipped_advantages", "normalised", "standardised")
+"""Functions of all seven numbers, of which none is missing."""
+
+
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_are_those_of_differences(name: str) -> None:
     rewards = numbers().requires_grad_()
     assert torch.autograd.gradcheck(SMOOTH[name], rewards)
     found = torch.autograd.functional.jacobian(SMOOTH[name], rewards)
     assert found.abs().max() > 0.1, "there is a gradient"
-    if name not in ("clipped_advantages", "normalised", "affine_scan", "monte_carlo_values"):
+    if name not in (*OF_ALL, "affine_scan", "monte_carlo_values"):
         assert found[:, ~VALID].abs().max() == found[~VALID].abs().max() == 0
 
 

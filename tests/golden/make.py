@@ -2,8 +2,8 @@
 
     model/, prompts.jsonl   a tiny Llama and its data
     dpo/, grpo/             config.yaml and the ledger of twenty steps each; everything a replay needs
-    golden.json             loss and gradient norm of those steps, with the torch and the processor that
-                            computed them
+    golden.json             loss and gradient norm of those steps, with a measure of the machine that
+                            computed them (tests/support/last_digits.py)
 
 Existing files are kept. To compute the numbers with a new torch, remove golden.json and run the command
 again. To make a new run, remove its folder too.
@@ -11,7 +11,6 @@ again. To make a new run, remove its folder too.
 
 import json
 import os
-import re
 import shutil
 import sqlite3
 import sys
@@ -58,18 +57,6 @@ def config(algorithm: str) -> dict[str, Any]:
         "tracking": {"samples": 0, "keep_trajectories": True},
         "compute": {"threads": 1},
         "stop": {"max_steps": STEPS},
-    }
-
-
-def machine() -> dict[str, str]:
-    """Return the facts that decide the last digits: the version of torch, its vector instructions, and the
-    vendor of the processor, by which libraries choose their kernels."""
-    cpuinfo = Path("/proc/cpuinfo")
-    vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return {
-        "torch": torch.__version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "vendor": vendor[1] if vendor else "unknown",
     }
 
 
@@ -127,6 +114,7 @@ def replay(
 def main() -> None:
     sys.path.insert(0, str(HERE.parent / "support"))
     from fixtures import make_model, write_jsonl
+    from last_digits import machine
 
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     torch.set_num_threads(1)

@@ -1,12 +1,15 @@
 """Golden trajectories: twenty steps over a committed ledger. The tokens are fixed, so only numerics can
 change the numbers.
 
-All digits hold for the torch and the processor that golden.json names. On other machines, and on other code
-paths for the same mathematics, the tolerance is 1e-5. A change that is meant to change numerics computes the
-numbers again with make.py, and says why.
+All digits hold on machines that compute as the one of golden.json did (tests/support/last_digits.py). On
+other machines, and on other code paths for the same mathematics, the tolerance is 1e-5. A change that is
+meant to change numerics computes the numbers again with make.py, and says why.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import make
 import numpy as np
 import pytest
 import torch
+from last_digits import machine
 
 from oat.engines.torch import TorchEngine
 from oat.functional import products
@@ -38,10 +42,60 @@ def assert_near(found: dict[str, list[float]], expected: dict[str, list[float]])
 def test_twenty_steps(algorithm: str, is_wired: bool, tmp_path: Path) -> None:
     found = make.replay(algorithm, tmp_path, {"compute": {"serialise": is_wired}})
     assert len(found["loss/total"]) == make.STEPS
-    if make.machine() == GOLDEN["machine"]:
+    if machine() == GOLDEN["machine"]:
         assert found == GOLDEN[algorithm]
     else:
         assert_near(found, GOLDEN[algorithm])
+
+
+MEASURED = """
+import contextlib, json, sys
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+sys.path[:0] = sys.argv[1].split(":")
+from last_digits import machine
+
+found = machine()
+assert "oat" not in sys.modules, "a change of the program is no other machine"
+import make
+
+with contextlib.redirect_stdout(sys.stderr):
+    numbers = make.replay("grpo", Path(sys.argv[2]))
+print(json.dumps([found, numbers]))
+"""
+
+
+LIMITS: list[dict[str, str]] = [
+    {"ATEN_CPU_CAPABILITY": "default"},
+    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+    {"MKL_CBWR": "COMPATIBLE"},
+]
+
+
+@pytest.mark.slow(instead="test_twenty_steps", seconds=34.0)
+def test_what_changes_the_numbers_is_another_machine(tmp_path: Path) -> None:
+    """Libraries are told to use fewer instructions. Either the measure of the machine differs then, or every
+    digit of the run is the same."""
+
+    def measured(limit: dict[str, str]) -> tuple[dict[str, str], dict[str, list[float]]]:
+        folders = f"{make.HERE}:{make.HERE.parent / 'support'}"
+        command = [sys.executable, "-c", MEASURED, folders, str(tmp_path / str(limit))]
+        kept = {name: value for name, value in os.environ.items() if name not in chosen}
+        done = subprocess.run(command, env={**kept, **limit}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found, numbers = json.loads(done.stdout)
+        return found, numbers
+
+    chosen = {name for limit in LIMITS for name in limit}
+    of_all, all_digits = measured({})
+    for limit in LIMITS:
+        of_fewer, fewer_digits = measured(limit)
+        assert of_all != of_fewer or all_digits == fewer_digits, limit
+        assert_near(fewer_digits, all_digits)
 
 
 @pytest.mark.parametrize("algorithm", make.ALGORITHMS)

@@ -334,7 +334,7 @@ def test_what_there_is_not_is_refused_before_anything_runs(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: "a,b\n1,2\n",
+        lambda text: "a,b\n1,2",
         lambda text: text.replace("16 32 48", "16 many 48", 1),
         lambda text: text.rpartition(",")[0] + "\n",
     ],
@@ -343,15 +343,15 @@ def test_what_there_is_not_is_refused_before_anything_runs(
 def test_a_file_of_other_curves_is_refused(
     few_rounds: int, tmp_path: Path, damage: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stays as it is."""
+    """It stays as it is, also if its last line has no end."""
     out = tmp_path / "out"
     assert bench(out, "--rules", "passive", "--seeds", 1) == 0
     (out / "curves.csv").write_text(damage((out / "curves.csv").read_text()))
     before = (out / "curves.csv").read_bytes()
     assert bench(out, "--rules", "passive", "--seeds", 2) == 2
     error = capsys.readouterr().err
-    assert f"{out / 'curves.csv'}:2: is no trial of the laboratory" in error
-    assert "remove the line, or give another --out" in error
+    assert f"{out / 'curves.csv'}:" in error
+    assert "give another --out" in error
     assert (out / "curves.csv").read_bytes() == before
 
 

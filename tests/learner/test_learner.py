@@ -303,9 +303,13 @@ def test_gradients_are_clipped_and_reported_before(model_path: Path) -> None:
     learner, objective = learner_of(model_path, max_grad_norm=1e-3), DPO(DPOConfig(prompts=6))
     batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
     report, found = gradient_of(learner, lambda: learner.update(objective, batch))
-    clipped = torch.cat([part.flatten() for part in found.values()]).norm()
-    assert report["optim/grad_norm"] > 1e-2
-    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
+    clipped = torch.cat([part.flatten() for part in found.values()]).double().norm()
+    assert float(clipped) == pytest.approx(1e-3, rel=1e-7)
+    whole = learner_of(model_path, max_grad_norm=math.inf)
+    other, found = gradient_of(whole, lambda: whole.update(objective, batch))
+    norm = float(torch.cat([part.flatten() for part in found.values()]).double().norm())
+    assert report["optim/grad_norm"] == other["optim/grad_norm"] == pytest.approx(norm, rel=1e-9)
+    assert norm > 1e-2
 
 
 def test_state_round_trip_continues_bitwise(model_path: Path) -> None:

@@ -37,10 +37,10 @@ stop: {{max_steps: 14}}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("learning")
-    characters = ["<pad>", "<eos>", *"0123456789abcdef"]
-    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<pad>"))
+    characters = ["¤", "<eos>", *"0123456789abcdef"]
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="¤"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="¤", eos_token="<eos>").save_pretrained(
         root / "model"
     )
     torch.manual_seed(0)

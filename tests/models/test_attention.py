@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from oat.models.attention import Packed, Rows
+from oat.errors import ModelError
+from oat.models.attention import Packed, Rows, attention
+from oat.models.causal_lm import NO_MASK
 from oat.models.packing import Span, pack, pack_groups
 
 CPU = torch.device("cpu")
@@ -76,3 +78,24 @@ def test_rows_taken_several_times_add_up_in_the_gradient() -> None:
     taken.backward(torch.tensor([[1.0], [10.0], [100.0]]).expand(3, 3))
     assert matrix.grad is not None
     assert matrix.grad[:, 0].tolist() == [10, 0, 101, 0]
+
+
+@pytest.mark.parametrize(
+    ("mask", "given"),
+    [
+        (torch.ones(1, 1, 3, 3, dtype=torch.bool), {}),
+        (NO_MASK, {"indices": torch.zeros(1, 3, 2)}),
+        (NO_MASK, {"s_aux": torch.zeros(2)}),
+        (NO_MASK, {"position_bias": torch.zeros(1, 2, 3, 3)}),
+        (NO_MASK, {"softcap": 30.0}),
+    ],
+)
+def test_attention_that_is_more_than_a_layout_is_refused(
+    mask: torch.Tensor, given: dict[str, object]
+) -> None:
+    layout, tensors = Packed([Span(0, 3)]), [torch.zeros(1, 2, 3, 4) for _ in range(3)]
+    module = torch.nn.Identity()
+    with pytest.raises(ModelError, match="not done here"):
+        attention(module, *tensors, mask, layout=layout, **given)
+    known = {"position_ids": torch.arange(3)[None], "use_cache": False, "softcap": None}
+    assert attention(module, *tensors, NO_MASK, layout=layout, **known)[0].shape == (1, 3, 2, 4)

@@ -5,9 +5,19 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import CONTEXT, FAMILIES, NUM_TOKENS, VOCAB_ROWS, build_config, build_tokenizer, save_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, MistralConfig, MptConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CohereConfig,
+    MistralConfig,
+    MixtralConfig,
+    MptConfig,
+    PhimoeConfig,
+    T5Config,
+)
 
 from oat.errors import ModelError
+from oat.models.causal_lm import checkpointing
 from oat.models.loading import load_lm, load_tokenizer, save_lm
 
 
@@ -54,6 +64,45 @@ def test_training_mode_has_no_dropout_and_gradients(paths, family):
     assert torch.equal(trained, evaluated)
     lm.head(trained).logsumexp(-1).sum().backward()
     assert all(parameter.grad is not None for parameter in lm.module.parameters())
+
+
+def phimoe(**noise):
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": VOCAB_ROWS}
+    return PhimoeConfig(**shape, sliding_window=None, attention_dropout=0.3, **noise)
+
+
+def mixtral(**noise):
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return MixtralConfig(**shape, num_key_value_heads=2, num_local_experts=4, vocab_size=VOCAB_ROWS, **noise)
+
+
+@pytest.mark.parametrize("make", [phimoe, mixtral])
+def test_experts_are_chosen_as_in_evaluation_also_with_checkpointed_gradients(tmp_path, make):
+    """PhiMoE's `router_jitter_noise` is a threshold in evaluation mode too. In training mode its routers draw
+    experts at random, and Mixtral's move their inputs at random; no router is ever in this mode."""
+    lm = load_lm(save_model(tmp_path, make(router_jitter_noise=0.4), scale=20.0))
+    ids = torch.randint(0, VOCAB_ROWS, (1, 24))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(input_ids=ids).logits[0]
+
+    def passed():
+        hidden_TD, _ = lm.hidden_of([ids[0].numpy()])
+        logits = lm.head(hidden_TD)
+        logits.logsumexp(-1).sum().backward()
+        found = [parameter.grad.clone() for parameter in lm.module.parameters()]
+        lm.module.zero_grad()
+        return [logits.detach(), *found]
+
+    plain = passed()
+    torch.testing.assert_close(plain[0], theirs.detach(), atol=1e-4, rtol=1e-4)
+    lm.checkpoint_gradients()
+    with checkpointing([lm.module]):
+        training = [module for module in lm.module.modules() if module.training]
+        assert len(training) == 2, "the layers, and nothing in them"
+        checkpointed = passed()
+    assert not any(module.training for module in lm.module.modules())
+    for one, other in zip(plain, checkpointed, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,12 +11,14 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
+from cpu_time import seconds
 from faulty_server import Asked, Reply, in_turn, serving, until
+from posts import Clock
 
 from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
 from oat.oracles.http_client import HttpClient
 
-FAST: dict[str, Any] = {"timeout_s": 1.0, "backoff_s": 0.01, "max_backoff_s": 0.02, "rest_s": 0.1}
+FAST: dict[str, Any] = {"timeout_s": 10.0, "backoff_s": 0.01, "max_backoff_s": 0.02, "rest_s": 0.1}
 
 
 @pytest.fixture
@@ -65,7 +67,9 @@ GOOD = Reply(b"good")
 )
 def test_a_transient_fault_is_tried_again(client: Any, fault: Reply) -> None:
     with serving(in_turn(fault, fault, GOOD)) as server:
-        one = client(server.url, max_reply_bytes=1000, timeout_s=0.3)
+        # a reply that comes may take its time on a busy machine
+        timeout_s = 1.0 if fault.fault in ("drip", "hang") else 10.0
+        one = client(server.url, max_reply_bytes=1000, timeout_s=timeout_s)
         assert ask(one) == "good"
         assert [asked.body for asked in server.asked] == [b"question"] * 3
         assert one.counts["retries"] == 2
@@ -144,9 +148,7 @@ def test_of_a_long_reply_the_beginning_is_said(
         assert len(text) < 500
         assert sum(len(str(argument)) for argument in raised.value.args) < 1000, "nor is the rest kept"
         assert token is None or token not in text
-        begin = time.process_time()
-        one._excerpt(fault.body)
-        assert time.process_time() - begin < 0.5
+        assert seconds(lambda: one._excerpt(fault.body)) < 0.5
 
 
 def test_a_question_that_is_the_reason_is_given_up_after_max_tries(client: Any) -> None:
@@ -166,7 +168,7 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
 
     def answer(asked: Asked) -> Reply:
         times.append(time.time())
-        value = formatdate(rests_until, usegmt=True) if is_date else "1"
+        value = formatdate(rests_until, usegmt=True) if is_date else "1.0"
         return Reply(status=429, headers={"retry-after": value}) if len(times) == 1 else GOOD
 
     with serving(answer) as server:
@@ -180,7 +182,7 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
 
 @pytest.mark.sample("99999999999999999999", "soon", seconds=1.3)
 @pytest.mark.parametrize(
-    "value", ["99999999999999999999", "soon", "-5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"]
+    "value", ["99999999999999999999", "soon", "-5", "9999.5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"]
 )
 def test_retry_after_is_bounded_by_the_deadline(client: Any, value: str) -> None:
     with serving(in_turn(Reply(status=503, headers={"retry-after": value}))) as server:
@@ -199,7 +201,11 @@ def test_one_slow_byte_at_a_time_does_not_hold_a_call(client: Any) -> None:
 
 
 def test_post_does_not_wait_and_no_more_than_concurrency_are_asked_together(client: Any) -> None:
-    with serving(lambda asked: Reply(asked.body, delay_s=0.05)) as server:
+    def answer(asked: Asked) -> Reply:
+        assert until(lambda: server.most >= 4), "fewer are asked together"
+        return Reply(asked.body, delay_s=0.05)
+
+    with serving(answer) as server:
         one = client(server.url, concurrency=4)
         futures = [one.post("/ask", str(number).encode(), text, deadline_s=20.0) for number in range(20)]
         assert not futures[-1].done()
@@ -208,16 +214,20 @@ def test_post_does_not_wait_and_no_more_than_concurrency_are_asked_together(clie
 
 
 def test_several_urls_share_calls_and_stand_in_for_each_other(client: Any) -> None:
+    def all_at_once() -> bool:
+        return until(lambda: a.most + b.most >= 8)
+
     with (
-        serving(lambda asked: Reply(b"a", delay_s=0.05)) as a,
-        serving(lambda asked: Reply(b"b", delay_s=0.05)) as b,
+        serving(lambda asked: Reply(b"a" if all_at_once() else b"too few")) as a,
+        serving(lambda asked: Reply(b"b" if all_at_once() else b"too few")) as b,
     ):
         one = client(a.url, b.url, concurrency=8)
         said = [
             future.result(20.0)
             for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]
         ]
-        assert 15 <= said.count("a") <= 25
+        assert set(said) == {"a", "b"}
+        assert (a.most, b.most) == (4, 4), "the one with fewer calls under way gets the next"
         a.stop()
         said = [
             future.result(20.0)
@@ -240,9 +250,10 @@ def test_an_url_that_failed_often_rests_and_one_probe_opens_it_again(client: Any
         futures = [one.post("/ask", b"", text, deadline_s=30.0) for _ in range(16)]
         assert until(lambda: one.counts["outages"] == 1)
         time.sleep(0.1)  # those that were under way
-        before = len(server.asked)
+        before, begin = len(server.asked), time.monotonic()
         time.sleep(0.5)
-        assert 1 <= len(server.asked) - before <= 4
+        assert until(lambda: len(server.asked) > before)
+        assert len(server.asked) - before <= 1 + (time.monotonic() - begin) / 0.15
         is_well.set()
         assert {future.result(20.0) for future in futures} == {"good"}
 
@@ -270,11 +281,19 @@ def test_a_quota_that_is_exhausted_is_an_outage(client: Any, retry_after: dict[s
         assert one.counts["outages"] == 0, "a server that says 429 has not failed"
 
 
-def test_answers_between_429_are_no_outage(client: Any) -> None:
-    with serving(lambda asked: Reply(status=429) if asked.number % 2 else GOOD) as server:
+def test_answers_between_429_are_no_outage(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's clock goes on with each request."""
+    clock = Clock()
+    monkeypatch.setattr("oat.oracles.http_client.time", clock)
+
+    def answer(asked: Asked) -> Reply:
+        clock.now += 0.01
+        return Reply(status=429) if asked.number % 2 else GOOD
+
+    with serving(answer) as server:
         one = client(server.url, max_outage_s=0.2)
-        begin = time.monotonic()
-        while time.monotonic() - begin < 0.6:
+        end = clock.now + 0.6
+        while clock.now < end:
             said = [
                 future.result(20.0)
                 for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(8)]

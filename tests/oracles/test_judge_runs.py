@@ -2,6 +2,7 @@
 budgets, and the key."""
 
 import json
+import math
 import threading
 import traceback
 from collections.abc import Callable
@@ -240,6 +241,47 @@ def test_a_deadline_ends_after_an_outage(
     )
 
 
+@pytest.mark.sample("judge-402", seconds=5.3)
+@pytest.mark.parametrize("status", [402, 401])
+@pytest.mark.parametrize("name", ["judge", "mixture"])
+def test_a_run_whose_credit_is_used_up_is_continued_by_the_same_command(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, status: int
+) -> None:
+    """The endpoint refuses every question in the third step. The run saves its state and ends. With credit
+    again, the same command asks what is unanswered, and ends as the run that was never refused."""
+    limit = math.inf
+
+    def says(shown: Shown) -> Says | Reply:
+        is_open = len(model.tokens) < limit
+        return counts("a")(shown) if is_open else Reply(b"Insufficient credits", status=status)
+
+    digests, paid = [], []
+    with judging(says) as (_, model, url):
+        scoring = section(url, mode="score")
+        mixture = {"name": "mixture", "sources": [scoring, {"name": world.oracle, "label": "own"}]}
+        for most in (math.inf, 24 if name == "mixture" else 18):
+            limit, _ = most, model.tokens.clear()
+            (tmp_path / str(most)).mkdir()
+            changes = {"oracle": section(url) if name == "judge" else mixture, "evaluation": None}
+            config = world.config("dpo" if name == "judge" else "grpo", tmp_path / str(most), changes)
+            if most < math.inf:
+                assert oat("train", config) == 4
+                assert "run the same command again" in capsys.readouterr().err
+                limit = math.inf
+            assert oat("train", config) == 0
+            run_dir = config.parent / config.stem
+            capsys.readouterr()
+            assert oat("digest", run_dir) == 0
+            digests.append(capsys.readouterr().out.split()[0])
+            store = Store(run_dir / "ledger.sqlite")
+            marks = {mark for row in store.answered() for mark in store.answer(row)[0].marks}
+            assert marks <= {"ok", "tie"}
+            assert contradictions(store) == []
+            paid.append(store.spent("train"))
+    assert digests[0] == digests[1]
+    assert paid[0] == paid[1]
+
+
 @pytest.mark.sample("OAI_KEY", seconds=2.4)
 @pytest.mark.fault("R29")
 @pytest.mark.parametrize("name", ["OAI_KEY", "OPENAI_API_KEY", "MY_KEY"])
@@ -275,7 +317,7 @@ def test_a_key_is_in_the_header_and_nowhere_else(
         }
         config = world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None, "stop.max_steps": 100})
         with pytest.warns(UserWarning, match="gave no answer|is no verdict") as warned:
-            assert oat("train", config) == 1
+            assert oat("train", config) == 4
         said = "".join(capsys.readouterr()) + "".join(str(each.message) for each in warned)
         oat("check", config)
         said += "".join(capsys.readouterr())

@@ -110,17 +110,18 @@ def test_an_error_of_an_object_names_its_line():
 
 def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:
     """A slow async function is not called again while it runs. Its answers are returned when they arrive."""
-    calls = []
+    calls, is_time = [], Event()
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:
         calls.append(len(completions))
-        await asyncio.sleep(0.3)
+        await asyncio.to_thread(is_time.wait, 60.0)
         return [1.0] * len(completions)
 
     oracle = CallableOracle(slow, "slow", reads_group=False)
     tickets = oracle.submit([question(0, ("a", "b")), question(1, ("c",))])
     assert oracle.collect(tickets, 0.01) == []
     assert oracle.collect(tickets, 0.01) == []
+    is_time.set()
     answered = oracle.collect(tickets, 10.0)
     assert [ticket for ticket, _ in answered] == tickets
     assert len(calls) == 1
@@ -129,17 +130,18 @@ def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> No
 def test_an_async_function_that_two_wait_for():
     """A training step stops waiting, an evaluation asks meanwhile, and one of the step's questions is
     cancelled. No question is asked twice, and every answer belongs to its question."""
-    calls = []
+    calls, is_time = [], Event()
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:
         calls.append(list(completions))
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(is_time.wait, 60.0)
         return length(completions)
 
     oracle = CallableOracle(slow, "slow", reads_group=False)
     late = oracle.submit([question(0, ("a",)), question(1, ("bb",))])
     assert oracle.collect(late, 0.01) == []
     other = oracle.submit([question(2, ("ccc",))])
+    is_time.set()
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(other, 10.0)] == [(other[0], (3.0,))]
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(late[1:], 10.0)] == [
         (late[1], (2.0,))

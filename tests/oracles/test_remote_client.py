@@ -230,7 +230,7 @@ GOOD = msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.5]}
         b"",
         b"\xff\x00",
         GOOD[:-1],
-        msgspec.msgpack.encode({"batch_score": [1.0]}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [1.0]}),
         msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.0, 2.0]}),
         msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": []}),
         msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": 1.0}),
@@ -239,7 +239,19 @@ GOOD = msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.5]}
         msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": ["1"]}),
         b"\x91" * 100_000,
     ],
-    ids=["empty", "garbage", "cut", "one field", "too many", "none", "no list", "nan", "inf", "text", "deep"],
+    ids=[
+        "empty",
+        "garbage",
+        "cut",
+        "another field",
+        "too many",
+        "none",
+        "no list",
+        "nan",
+        "inf",
+        "text",
+        "deep",
+    ],
 )
 def test_a_reply_that_cannot_be_used_is_tried_again_and_then_failed(
     server: FaultyServer, body: bytes
@@ -249,6 +261,25 @@ def test_a_reply_that_cannot_be_used_is_tried_again_and_then_failed(
     bad, good = answers(oracle, [make_question("p", "poison"), make_question("p", "a", occurrence=1)])
     assert (bad.marks, bad.queries) == (("failed",), 0)
     assert good.values == (score("a"),)
+    oracle.close()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"batch_first_win_prob": None},
+        {"batch_first_win_prob": [0.5], "batch_steps": None},
+        {"batch_first_win_prob": "none", "batch_steps": {"a": 1}, "took_ms": 3, "usage": [None]},
+    ],
+)
+def test_fields_that_were_not_asked_for_do_not_matter(server: FaultyServer, others: dict[str, Any]) -> None:
+    """No reply is thrown away, and none is asked for again, for another field than the one that was asked."""
+    server.answer = lambda asked: Reply(msgspec.msgpack.encode({**others, "batch_score": [2, None]}))
+    oracle = RemoteOracle(server.url, max_tries=1)
+    (found,) = answers(oracle, [make_question("p", "a", "b")])
+    assert (found.values, found.marks) == ((2.0, 0.5), ("ok", "abstain"))
+    assert len(server.asked) == 1
     oracle.close()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_time import seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,9 +61,8 @@ def score(oracle: Any, text: str) -> float:
     ],
 )
 def test_a_template_of_tags(template: str, text: str, value: float) -> None:
-    begin = time.process_time()
+    assert seconds(lambda: score(FormatRule(template), text)) < 5
     assert score(FormatRule(template), text) == value
-    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_catastrophic_pattern() -> None:
     engine is ended at its time limit."""
     pytest.importorskip("re2")
     hostile = "a" * 60 + "b"
-    begin = time.process_time()
-    assert score(RegexRule(r"(a|aa)+", match="whole"), hostile * 1000) == 0
-    assert time.process_time() - begin < 5
+    linear = RegexRule(r"(a|aa)+", match="whole")
+    assert score(linear, hostile * 1000) == 0
+    assert seconds(lambda: score(linear, hostile * 1000)) < 5
     python = RegexRule(r"(a|aa)+", match="whole", engine="python", timeout_s=1.0)
     begin = time.monotonic()
     assert score(python, hostile) == 0

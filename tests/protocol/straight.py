@@ -5,9 +5,11 @@ They read the trajectories and answers from a run's ledger, so the tokens are th
 with the learner, the losses or the optimiser.
 """
 
+import functools
 import json
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,11 @@ def recorded_steps(run_dir: Path) -> list[list[Item]]:
         steps.append(items)
     store.close()
     return steps
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Return the numbers added one after the other. From Python 3.12 on, `sum` rounds once only."""
+    return functools.reduce(operator.add, numbers, 0.0)
 
 
 @dataclass(frozen=True)

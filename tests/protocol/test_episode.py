@@ -78,7 +78,7 @@ def test_episodes_have_two_turns_and_their_own_reward(bench: Bench, run: Path) -
                 texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in kept]
                 assert [each.reward for each in responses] == [turn_reward(text, digit) for text in texts]
                 assert [s.reward for s in row.segments if s.author == "context"] == [None] * len(responses)
-                assert row.reward == value == sum(turn_reward(text, digit) for text in texts)
+                assert row.reward == value == straight.added(turn_reward(text, digit) for text in texts)
                 assert 0 <= digit < 10
                 assert item.answer.queries == 0
     assert turns == {4} or turns == {2, 4}
@@ -123,7 +123,8 @@ def test_the_turns_of_an_episode_are_in_the_files_and_in_oat_samples(
         for turns in [record["turns"]] if "turns" in record else []:
             assert [turn["author"] for turn in turns] == ["model", "context", "model"]
             assert turns[-1]["text"] == record["output"]
-            assert sum(turn["reward"] for turn in turns if turn["reward"] is not None) == record["value"]
+            rewards = [turn["reward"] for turn in turns if turn["reward"] is not None]
+            assert straight.added(rewards) == record["value"]
     for flags, shown in (
         ((), [each for row in rows for each in row.get("turns", []) if each]),
         (["--eval"], several),

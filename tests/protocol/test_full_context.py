@@ -56,7 +56,7 @@ def test_an_episode_ends_where_its_context_has_no_room_for_the_message(full: tup
                 assert [len(s.ids) for s in row.segments[2::2]] == [message] * (len(responses) - 1)
                 assert all(1 <= len(each.ids) <= LONGEST for each in responses)
                 assert CONTEXT - message <= len(row.ids) <= CONTEXT
-                assert row.reward == value == sum(each.reward or 0.0 for each in responses)
+                assert row.reward == value == straight.added(each.reward or 0.0 for each in responses)
                 lengths.add((message, len(responses)))
     assert {message for message, _ in lengths} == {0, MESSAGE}
     assert min(turns for _, turns in lengths) > 1

@@ -21,7 +21,15 @@ from oat.cli import main
 from oat.errors import ConfigError, DataError
 from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.plugins.loading import load_symbol
-from oat.quickstart import MAX_STEPS, PermutedRewards, _claim, _is_done, configurations, quickstart
+from oat.quickstart import (
+    _MADE_BY,
+    MAX_STEPS,
+    PermutedRewards,
+    _claim,
+    _is_done,
+    configurations,
+    quickstart,
+)
 from oat.quickstart.processes import ChildError, run_all
 from oat.quickstart.report import Curve, plot, read_curve, table
 from oat.quickstart.task import MAX_NEW_TOKENS, Sum, build_model, build_task, build_tokenizer, supervise
@@ -382,13 +390,15 @@ def test_what_cannot_work_is_refused_before_anything_is_done(tmp_path: Path):
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize(("text", "is_ours"), [("My project\n", False), ("Made by `oat", True), ("", True)])
+@pytest.mark.parametrize(
+    ("text", "is_ours"), [("My project\n", False), ("Made by `oat", False), ("", False), (_MADE_BY, True)]
+)
 def test_a_readme_of_the_users_is_never_replaced(tmp_path: Path, text: str, is_ours: bool):
-    """A marker that a kill cut off, at whatever place, is still the quickstart's."""
     (tmp_path / "README.txt").write_text(text)
     (tmp_path / "thesis.txt").write_text("eight years")
     if is_ours:
         assert "start" in _claim(tmp_path)
+        assert (tmp_path / "README.txt").read_text() == text, "notes that a user has added stay"
     else:
         with pytest.raises(ConfigError, match="something else than a quickstart"):
             _claim(tmp_path)

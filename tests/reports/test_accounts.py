@@ -316,6 +316,7 @@ def test_a_flipped_bit_is_said_in_one_line(
             code = oat("ledger", tmp_path / "run", *flags)
             error = capsys.readouterr().err
             assert (code, bool(error)) in ((0, False), (1, True))
+            (tmp_path / "rows.jsonl").unlink(missing_ok=True)
             found += code if flags == ("--check",) else 0
     assert found > 45
 

@@ -74,6 +74,7 @@ def test_a_table_has_the_columns_of_trl(runs: Path, said: Callable[..., str], tm
     file = tmp_path / "table.csv"
 
     def table(*words: object) -> list[dict[str, str]]:
+        file.unlink(missing_ok=True)
         assert said(*words, "--csv", file).endswith(f"responses are in {file}\n")
         with file.open(encoding="utf-8", newline="") as text:
             return [*csv.DictReader(text)]
@@ -94,7 +95,10 @@ def test_a_table_has_the_columns_of_trl(runs: Path, said: Callable[..., str], tm
     assert sorted(row["model response"] for row in rows) == sorted(row["output"] for row in evaluated)
     assert all(float(row["score"]) >= 0 for row in rows)
     assert {row["score"].partition(",")[0] for row in table(runs / "dpo")} <= {"wins", "loses", "tie"}
-    assert "cannot be written" in said(runs / "dpo", "--csv", tmp_path, code=2)
+    for place in (tmp_path, file):
+        assert "is there already, and is not overwritten" in said(runs / "dpo", "--csv", place, code=2)
+    (tmp_path / "file").touch()
+    assert "cannot be made" in said(runs / "dpo", "--csv", tmp_path / "file" / "table.csv", code=2)
 
 
 def test_a_response_that_was_cut_off_says_so(runs: Path, said: Callable[..., str]) -> None:

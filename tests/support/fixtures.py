@@ -128,16 +128,16 @@ def make_model(
     folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET
 ) -> None:
     """Write a Llama and a tokenizer that reads one token per character. A longer token can only be
-    sampled."""
+    sampled. So can "¤", which pads: texts have it where it was sampled."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *tokens])}
-    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    vocabulary = {token: id for id, token in enumerate(["¤", "<eos>", *tokens])}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="¤"))
     built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     built.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="¤", eos_token="<eos>")
     torch.manual_seed(seed)
     shape = {
         "hidden_size": hidden,

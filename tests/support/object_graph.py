@@ -1,6 +1,7 @@
 """A walk over an object and everything that it holds: a fingerprint of every value that could be state, by
 the path of attributes to it."""
 
+import abc
 import array
 import asyncio
 import collections
@@ -8,9 +9,12 @@ import datetime
 import enum
 import functools
 import hashlib
+import io
 import itertools
 import random
 import re
+import sqlite3
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 
 _PLAIN = (
@@ -47,20 +52,21 @@ _DESCRIPTORS = (
 )
 _MADE_LATER = 1 << 9
 """The flag of types that are not built into the interpreter."""
+_Pair = collections.namedtuple("_Pair", "first second")
 _IDS_FROM = 2**32
 """A whole number from here on, as a key of a dict, is the id of an object, and differs between processes."""
 
-OPAQUE = {
-    "sqlite3.Connection": "its state is the file",
-    "_thread.RLock": "held for the length of a call",
-    "_io.TextIOWrapper": "its state is the file, and cut back to the cursor when it is opened",
-    "tokenizers.Tokenizer": "read from the model's directory and never changed",
-    "tokenizers.AddedToken": "read from the model's directory and never changed",
-    "_abc._abc_data": "which classes are subclasses of which",
-    "_collections._tuplegetter": "reads a field of a named tuple, whose values the walk sees",
+OPAQUE: dict[type, str] = {
+    sqlite3.Connection: "its state is the file",
+    type(threading.RLock()): "held for the length of a call",
+    io.TextIOWrapper: "its state is the file, and cut back to the cursor when it is opened",
+    tokenizers.Tokenizer: "read from the model's directory and never changed",
+    tokenizers.AddedToken: "read from the model's directory and never changed",
+    type(vars(abc.ABC)["_abc_impl"]): "which classes are subclasses of which",
+    type(vars(_Pair)["first"]): "reads a field of a named tuple, whose values the walk sees",
 }
 """Types whose inside the walk cannot see, each with the reason why this is safe. The walk fails at any other
-such type."""
+such type. Their names are not the same in every Python."""
 
 
 class UnknownTypeError(AssertionError):
@@ -216,10 +222,10 @@ def _check(value: Any, path: str) -> None:
     hidden = next(
         (holder for holder in kind.__mro__[:-1] if _is_compiled(holder)), None if has_attributes else kind
     )
-    if hidden is not None and (name := f"{hidden.__module__}.{hidden.__qualname__}") not in OPAQUE:
+    if hidden is not None and hidden not in OPAQUE:
         raise UnknownTypeError(
-            f"{path}: a {name} cannot be looked into; say in OPAQUE why it holds no state of a run, or "
-            "give the walk a way in"
+            f"{path}: a {hidden.__module__}.{hidden.__qualname__} cannot be looked into; say in OPAQUE why "
+            "it holds no state of a run, or give the walk a way in"
         )
 
 

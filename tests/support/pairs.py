@@ -121,6 +121,16 @@ def slow_dpo(c: Response, r: Response) -> float:
     )
 
 
+def slow_ld_dpo(c: Response, r: Response) -> float:
+    """Return the loss of LD-DPO with beta 0.3 and alpha 0.4."""
+    n = min(len(c.policy), len(r.policy))
+
+    def logp(values: list[float]) -> float:
+        return sum(values[:n]) + 0.4 * sum(values[n:])
+
+    return -math.log(sigmoid(0.3 * slow_margin(c, r, logp)))
+
+
 def slow_simpo(c: Response, r: Response) -> float:
     logit = 2.0 * mean(c.policy) - 2.0 * mean(r.policy) - 1.0
     return -0.9 * math.log(sigmoid(logit)) - 0.1 * math.log(sigmoid(-logit))
@@ -169,6 +179,7 @@ FULL_DPO = {
 }
 SLOW: dict[str, tuple[Any, Callable[[Response, Response], float]]] = {
     "dpo": (objective(DPO, beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * slow_margin(c, r)))),
+    "dpo with ld_alpha": (objective(DPO, beta=0.3, ld_alpha=0.4), slow_ld_dpo),
     "dpo with every option": (objective(DPO, **FULL_DPO), slow_dpo),
     "robust_dpo": (
         objective(RobustDPO, beta=0.3, label_smoothing=0.2),

@@ -223,12 +223,15 @@ FIELDS: dict[str, tuple[Acts, ...]] = {
     "vine.branches": (Acts((2, 3), VINE, on="plan.branching"),),
     "vine.delimiter": (Acts(("\n", ";"), VINE, on="plan.branching"),),
     "vine.most_steps": (Acts((4, 8), VINE, on="plan.branching"),),
-    "std_eps": tuple(Acts((1e-4, 0.1, 0.5), {"advantage": name}) for name in ("group_norm", "batch_norm")),
+    "std_eps": (
+        *(Acts((1e-4, 0.1, 0.5), {"advantage": name}) for name in ("group_norm", "batch_norm")),
+        Acts((1e-4, 0.1, 0.5), {"advantage": "leave_one_out", "whiten": True, "whiten_over": "responses"}),
+    ),
     "kl_reward_coef": (Acts((0.0, 0.1, 0.3), PLAIN),),
     "kl_reward_estimator": (Acts(("k1", "k2", "k3"), {**KL_REWARD, **PLAIN}),),
     "gamma": (Acts((1.0, 0.7, 0.3), PLAIN), Acts((1.0, 0.7, 0.3), {**PLAIN, "turn_gamma": 0.5})),
     "whiten": (Acts((False, True), {"advantage": "group_mean"}),),
-    "whiten_over": (Acts(("step", "step_biased", "group"), {"whiten": True}),),
+    "whiten_over": (Acts(("step", "step_biased", "group", "responses"), {"whiten": True}),),
     "advantage_clip": (Acts((None, 0.1, 0.5)), Acts((None, 0.1, 0.5), {"gamma": 0.7})),
     "old_from": (Acts(("policy", "sampler", "reference")),),
     "policy_loss": (
@@ -340,6 +343,7 @@ OWN: dict[str, dict[str, tuple[Acts, ...]]] = {
             *FIELDS["kl_reward_estimator"],
             Acts(("k1", "k3"), KL_REWARD, on="kl/response"),
         ),
+        "whiten_over": (Acts(("step", "step_biased", "group"), {"whiten": True}),),
         "lam": (
             Acts((0.5, 0.95)),
             Acts((0.5, 0.95), {"turn_gamma": 0.5}),

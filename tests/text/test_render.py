@@ -228,9 +228,9 @@ def test_a_prefix_space_tokenizer_is_followed(tmp_path):
     renderer = Renderer(AutoTokenizer.from_pretrained(tmp_path), template=None)
     assert renderer.prompt([user("a b")]).tolist() == [1, 3, 4, 3, 5]
     ids, mask = renderer.loss_mask([user("a"), assistant("b")])
-    assert ids.tolist() == [1, 3, 4, 3, 5, 2]
-    assert mask.tolist() == [False] * 3 + [True] * 3
-    assert renderer.text(ids[mask]) == "b"
+    assert ids.tolist() == [1, 3, 4, 5, 2], "no blank stands between prompt and response"
+    assert mask.tolist() == [False] * 3 + [True] * 2
+    assert renderer.text(ids[mask], after=ids[~mask]) == "b"
 
 
 def test_a_template_that_rewrites_history_warns_once(tokenizer, tmp_path):

@@ -51,9 +51,7 @@ def slowly(renderer: Renderer, ids: Sequence[int]) -> list[int]:
     text, best, found = renderer.text(np.array(ids)), 0, []
     for t in range(len(ids)):
         kept = [i for i in ids[: t + 1] if i not in renderer.stop_ids]
-        beginning = renderer.tokenizer.decode(
-            kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        beginning = renderer.decode(kept)
         size = 0
         while size < min(len(beginning), len(text)) and beginning[size] == text[size]:
             size += 1

@@ -15,9 +15,11 @@ response is its log-probability under the policy minus that under the reference.
 log-probability under the policy. A log-probability is the sum or the mean over the response's tokens.
 
 Options of dpo and robust_dpo, applied in this order:
-1. `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) changes h.
-2. `positive_lambda` (DPO-Positive, arXiv:2402.13228, Eq. 3) changes h further. The loss is then computed.
-3. `sft_weight` times the negative mean log-probability of the chosen response is added to the loss.
+1. `ld_alpha` (LD-DPO, arXiv:2409.06411) multiplies the log-probabilities of tokens beyond the length of the
+   pair's shorter response, under policy and reference. h is made of the sums.
+2. `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) changes h.
+3. `positive_lambda` (DPO-Positive, arXiv:2402.13228, Eq. 3) changes h further. The loss is then computed.
+4. `sft_weight` times the negative mean log-probability of the chosen response is added to the loss.
 
 Departures from the papers:
 1. A pair without a winner is left out and counted. With `ties: half`, a tied pair is learned: its loss is the
@@ -110,6 +112,9 @@ class WithReferenceConfig(PairConfig):
 class DPOConfig(WithReferenceConfig):
     label_smoothing: float = 0.0
     """Probability that a label is wrong, in [0, 0.5)."""
+    ld_alpha: float = 1.0
+    """Factor of the log-probabilities of tokens beyond the length of the pair's shorter response, in [0, 1]
+    (LD-DPO, arXiv:2409.06411). 1: all tokens count fully. 0: tokens beyond that length do not count."""
     length_alpha: float = 0.0
     """Penalty for each token of a response, in units of the implicit reward; 0 is off."""
     positive_lambda: float = 0.0
@@ -121,6 +126,8 @@ class DPOConfig(WithReferenceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_smoothing(self.label_smoothing)
+        is_share = 0 <= self.ld_alpha <= 1
+        check_field("ld_alpha", self.ld_alpha, is_share, "it must be at least 0 and at most 1")
         for name in ("length_alpha", "positive_lambda", "sft_weight"):
             check_field(
                 name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0"
@@ -297,19 +304,27 @@ class DPO(WithReference):
         )
 
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
-        c, margin_U = self.config, super().margin(outputs, view)
+        c, counted_K = self.config, torch.ones_like(outputs["policy"]["raw"])
+        given = (outputs["policy"]["raw"], view["reference_logps_K"], counted_K)
+        policy_N, reference_N, counted_N = (view.row_sum(self._counted(each, view)) for each in given)
+        margin_U = preference.dpo_margin(*halves(policy_N), *halves(reference_N))
         if c.length_alpha:
             margin_U = preference.length_margin(
                 margin_U, *halves(response_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta
             )
         if c.positive_lambda:
-            (policy_U, _), (reference_U, _), (length_U, _) = map(
-                halves, (*self.logps(outputs, view), response_lengths(outputs, view))
-            )
+            (policy_U, _), (reference_U, _), (counted_U, _) = map(halves, (policy_N, reference_N, counted_N))
             margin_U = preference.positive_margin(
-                margin_U, policy_U, reference_U, weight=c.positive_lambda, rounding_U=ROUNDING * length_U
+                margin_U, policy_U, reference_U, weight=c.positive_lambda, rounding_U=ROUNDING * counted_U
             )
         return margin_U
+
+    def _counted(self, values_K: torch.Tensor, view: View) -> torch.Tensor:
+        """Return values of tokens, (K,), each times the factor with which its log-probability counts."""
+        alpha = self.config.ld_alpha
+        if alpha == 1:
+            return values_K
+        return preference.length_desensitised(values_K, view.row_of_K, view.num_rows, alpha=alpha)
 
 
 class RobustDPO(DPO):

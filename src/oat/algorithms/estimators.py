@@ -9,6 +9,7 @@ import torch
 
 from oat.errors import ConfigError, ContractError, shown
 from oat.functional.advantages import (
+    batch_centred,
     batch_scaled,
     best_of_group,
     group_advantages,
@@ -111,6 +112,10 @@ def _batch_norm(given: Rewards) -> torch.Tensor:
     return batch_scaled(*place, valid_N=given.valid_N, eps=given.std_eps)
 
 
+def _batch_mean(given: Rewards) -> torch.Tensor:
+    return batch_centred(given.rewards_N, valid_N=given.valid_N)
+
+
 def _length_weighted(given: Rewards) -> torch.Tensor:
     place = (given.rewards_N, given.lengths_N, given.group_of_N, given.num_groups)
     return length_weighted(*place, valid_N=given.valid_N)
@@ -126,6 +131,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "none": _none,
     "group_mean": lambda given: _group(given, normalise=False),
     "group_norm": lambda given: _group(given, normalise=True),
+    "batch_mean": _batch_mean,
     "batch_norm": _batch_norm,
     "leave_one_out": lambda given: _without_own(given, largest=False),
     "leave_one_out_max": lambda given: _without_own(given, largest=True),

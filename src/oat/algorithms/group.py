@@ -29,7 +29,10 @@ Departures from the papers:
    The paper adapts it after the step, to the divergence per response.
 3. A sample without a score (abstained, failed or unpaid) is left out of its group's statistics and of the
    loss.
-4. `reduction: sequence` is GRPO's reduction; `token` is DAPO's (arXiv:2503.14476).
+4. `rloo` with `kl_reward_coef`: the paper's reward is r - beta KL of the whole response, and the baseline has
+   the others' KL too. Here the baseline is made of the scores alone, and each token is charged afterwards for
+   its own KL, as in REINFORCE++ (docs/algorithms/group.md).
+5. `reduction: sequence` is GRPO's reduction; `token` is DAPO's (arXiv:2503.14476).
 
 If the policy's present weights sampled every token of a step, in the learner's precision, the recorded
 sampled log-probabilities serve as the old ones. Otherwise the learner computes the old ones.

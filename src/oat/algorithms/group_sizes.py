@@ -15,9 +15,15 @@ def group_checks(config: PolicyGradientConfig, run: RunFacts) -> Iterator[Check]
     more = "name further columns in prompts.responses" if is_recorded else "raise algorithm.samples"
     yield Check(
         "prompts.responses" if is_recorded else "algorithm.samples",
-        is_alone and c.advantage in ADVANTAGES and c.advantage != "none",
+        is_alone and c.advantage in ADVANTAGES and c.compares_groups,
         f"with algorithm.advantage {c.advantage} a group needs at least 2 responses a prompt; "
         f"{'name further columns' if is_recorded else 'raise it'}, or set algorithm.advantage to none",
+    )
+    yield Check(
+        "algorithm.advantage",
+        is_single and c.advantage == "batch_mean" and c.credit == "response",
+        "a step has one response, whose reward minus the step's mean is 0; raise algorithm.prompts, or set "
+        "it to none",
     )
     yield Check(
         "algorithm.whiten_over",

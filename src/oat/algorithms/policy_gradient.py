@@ -33,9 +33,15 @@ from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
 from oat.algorithms.vine import earned_by_steps
 from oat.errors import ConfigError, warn
-from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
+from oat.functional.advantages import (
+    clipped_advantages,
+    standardised,
+    whiten,
+    whiten_biased,
+    whiten_in_groups,
+)
 from oat.functional.corrections import on_policy_mask
-from oat.functional.kl import KL_ESTIMATORS, importance_weighted, kl_k3
+from oat.functional.kl import KL_ESTIMATORS, kl_k3, unbiased_kl
 from oat.functional.policy import log_ratio
 from oat.functional.returns import affine_scan, discounted_returns
 from oat.functional.reward_shaping import clip_filter_weights
@@ -115,14 +121,14 @@ class PolicyGradient(Objective):
 
     def is_usable(self, item: Item) -> bool:
         """Return True if one of the advantages within the item's group is not 0. Advantages that are made of
-        all tokens of the step, or with a KL in the rewards, differ within any group: then a single score is
-        enough. If rewards are normalised over the step or the run, of which other groups are a part, they are
+        all of the step, or with a KL in the rewards, differ within any group: then a single score is enough.
+        If rewards are normalised over the step or the run, of which other groups are a part, they are
         judged before that: two different scores, for `sources` of one source, are enough."""
         scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
         learned_N = self.shaping.learned(scored)
         if not scored.rows or (learned_N is not None and not learned_N.any()):
             return False
-        if self._is_whole_step:
+        if self.config.compares_steps:
             return True
         if self.shaping.reads_other_groups and not self.config.compares_groups:
             return True
@@ -170,12 +176,7 @@ class PolicyGradient(Objective):
             drift_K = policy_drift(policy["sampled"], old_K) * view["covariance_kl_K"]
             losses["loss/covariance_kl"] = self.reduced(drift_K, coef=c.tokens.covariance_kl_coef)
         if c.kl_coef:
-            kl_K = KL_ESTIMATORS[c.kl_estimator](
-                policy["raw"], view["reference_logps_K"], max_log_ratio=c.kl_max_log_ratio
-            )
-            if c.kl_unbiased:
-                kl_K = importance_weighted(kl_K, policy["sampled"], old_K)
-            losses["loss/kl"] = self.reduced(kl_K, coef=_coef(view, "kl_coef_N", c.kl_coef))
+            losses["loss/kl"] = self.reduced(self._kl(policy, view), coef=_coef(view, "kl_coef_N", c.kl_coef))
         if c.entropy.is_used:
             coef = _coef(view, "entropy_coef_N", c.entropy.coef)
             losses["loss/entropy"] = self.reduced(policy["entropy"], coef=-coef)
@@ -261,7 +262,9 @@ class PolicyGradient(Objective):
             estimates: what the estimator made of their rewards, at the places where these are earned.
         """
         advantages_E = estimates.rewards_E
-        if not self._is_per_token:
+        if not self.config.weighs_tokens:
+            if self.config.whitens_responses:
+                advantages_E = standardised(advantages_E, eps=self.config.std_eps)
             return {"advantages_N": self.clipped_advantages(advantages_E)}
         if self.config.branches:
             penalties_K = self.token_rewards(estimates, start, torch.zeros_like(advantages_E))
@@ -430,21 +433,19 @@ class PolicyGradient(Objective):
         return found if weights_K is None else {**found, "gradient_weight_K": weights_K}
 
     @property
-    def _is_whole_step(self) -> bool:
-        """True if a token's advantage depends on more than the scores of its group."""
-        c = self.config
-        return bool(c.whiten or c.kl_reward_coef or c.rewards.whiten)
-
-    @property
     def _has_many_rewards(self) -> bool:
         """True if a response may have several rewards."""
         return self.config.credit != "response" or self.config.branches
 
-    @property
-    def _is_per_token(self) -> bool:
-        """True if the tokens of one response may have different advantages, or ones that depend on other
-        groups."""
-        return self._is_whole_step or self.config.tokens_differ
+    def _kl(self, policy: Mapping[str, torch.Tensor], view: View) -> torch.Tensor:
+        """Return the terms of the KL to the reference in the loss, (K,)."""
+        c, bound = self.config, self.config.kl_max_log_ratio
+        given = (policy["raw"], view["reference_logps_K"])
+        if not c.kl_unbiased:
+            return KL_ESTIMATORS[c.kl_estimator](*given, max_log_ratio=bound)
+        assert c.kl_estimator != "k2", "the configuration refuses it"
+        old_K = view["old_logps_K"]
+        return unbiased_kl(c.kl_estimator, *given, policy["sampled"], old_K, max_log_ratio=bound)
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])

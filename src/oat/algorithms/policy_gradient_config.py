@@ -15,6 +15,7 @@ ADVANTAGES = (
     "none",
     "group_mean",
     "group_norm",
+    "batch_mean",
     "batch_norm",
     "leave_one_out",
     "leave_one_out_max",
@@ -23,6 +24,8 @@ ADVANTAGES = (
     "vine",
 )
 """Names of the estimators in `estimators.py`."""
+_WITH_SUM_0 = ("group_mean", "group_norm", "batch_norm", "leave_one_out")
+"""Those whose advantages add up to 0 in each group."""
 PolicyLoss = Literal["clipped", "reinforce", "gspo", "gspo_token", "cispo", "cpgd", "sapo", "vespo"]
 """Names of the losses in `surrogates.py`."""
 _WITHOUT_CLIP = ("reinforce", "sapo", "vespo")
@@ -70,8 +73,9 @@ class PolicyGradientConfig:
     """Responses per prompt: the size of a group."""
     advantage: str = "group_norm"
     """Advantage of a response, from its group's rewards r. `none`: r. `group_mean`: r minus the mean.
-    `group_norm`: this, divided by the group's standard deviation. `batch_norm`: this, divided by the standard
-    deviation of all rewards of the step. `leave_one_out`: r minus the mean of the others.
+    `group_norm`: this, divided by the group's standard deviation. `batch_norm`: r minus the group's mean,
+    divided by the standard deviation of all rewards of the step. `batch_mean`: r minus the mean of all
+    rewards of the step. `leave_one_out`: r minus the mean of the others.
     `leave_one_out_max`: r minus the largest of the others. `length_weighted`: r minus the mean weighted by
     the responses' lengths. `best_of_group`: 1 for the first of the best, 0 for the others. `vine`: how much
     each step of a response raises the mean reward of further responses that are sampled from the step's end
@@ -87,7 +91,8 @@ class PolicyGradientConfig:
     vine: VineConfig = field(default_factory=VineConfig)
     """The branches of `advantage: vine`."""
     std_eps: float = 1e-4
-    """Number that is added to the standard deviation by which `group_norm` and `batch_norm` divide."""
+    """Number that is added to the standard deviation by which `group_norm`, `batch_norm` and
+    `whiten_over: responses` divide."""
     kl_reward_coef: float = 0.0
     """Weight of the KL to the reference in the tokens' rewards. 0: the KL is no part of the rewards. With
     `kl_target`, and `kl_coef: 0`, this is the weight at the start of the run."""
@@ -97,10 +102,11 @@ class PolicyGradientConfig:
     """Discount per token: a token's advantage counts a reward n tokens later gamma^n times."""
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all tokens of the step."""
-    whiten_over: Literal["step", "step_biased", "group"] = "step"
+    whiten_over: Literal["step", "step_biased", "group", "responses"] = "step"
     """What `whiten` takes the statistics over. `step`: all tokens of the step, with the unbiased variance.
-    `step_biased`: the same with the biased variance (LightRFT, OpenRLHF). `group`: the tokens of each
-    group."""
+    `step_biased`: the same with the biased variance (LightRFT, OpenRLHF). `group`: the tokens of each group.
+    `responses`: the responses of the step, each counted once, however long it is (TRL's RLOO). The tokens of
+    a response must then have one advantage."""
     advantage_clip: float | None = None
     """Largest absolute value of an advantage, after whitening. None: no bound."""
     old_from: Literal["policy", "sampler", "reference"] = "policy"
@@ -133,8 +139,9 @@ class PolicyGradientConfig:
     """Multiply each term of the KL in the loss by the importance ratio, so that its gradient is that of the
     KL (arXiv:2512.02556). Not with `k2`."""
     kl_max_log_ratio: float | None = None
-    """Largest absolute value of the log-ratio between policy and reference in a term of the KL, nats. None:
-    no bound."""
+    """Largest absolute value of the log-ratio between policy and reference in a term of the KL, nats. A
+    log-ratio beyond it counts as the bound, and gets no gradient; with `kl_unbiased` it keeps the gradient
+    that it has at the bound. None: no bound."""
     kl_target: float | None = None
     """Target of the KL to the reference, nats per token. Each step changes `kl_coef` (or, if it is 0,
     `kl_reward_coef`) so that the KL moves towards the target. None: the weight is fixed."""
@@ -159,13 +166,34 @@ class PolicyGradientConfig:
 
     @property
     def compares_groups(self) -> bool:
-        """True if a response's advantage depends on the other rewards of its group."""
-        return self.advantage != "none"
+        """True if a response's advantage depends on which rewards are of its group."""
+        return self.advantage not in ("none", "batch_mean")
+
+    @property
+    def whitens_responses(self) -> bool:
+        """True if advantages are normalised over the responses of the step."""
+        return self.whiten and self.whiten_over == "responses"
 
     @property
     def reads_std_eps(self) -> bool:
         """True if the estimator gets `std_eps`."""
-        return self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage
+        is_read = self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage
+        return is_read or self.whitens_responses
+
+    @property
+    def compares_steps(self) -> bool:
+        """True if an advantage depends on more than the scores of its group, so that a flat group may teach
+        something. Where the advantages of each group add up to 0, it does not, even if they are normalised
+        over the responses of the step."""
+        is_whitened = self.whiten and not (self.whitens_responses and self.advantage in _WITH_SUM_0)
+        is_charged = bool(self.kl_reward_coef) or self.rewards.whiten
+        return is_whitened or is_charged or self.advantage == "batch_mean"
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """True if advantages are made for tokens, not for responses."""
+        is_whitened = self.whiten and not self.whitens_responses
+        return is_whitened or self.rewards.whiten or self.tokens_differ
 
     @property
     def branches(self) -> bool:
@@ -240,6 +268,12 @@ class PolicyGradientConfig:
             raise ConfigError(
                 "algorithm.smooth is set, and nothing reads it with algorithm.policy_loss "
                 f"{self.policy_loss}; remove it"
+            )
+        if self.whitens_responses and (self.tokens_differ or self.rewards.whiten):
+            raise ConfigError(
+                "algorithm.whiten_over is responses, and the tokens of a response have advantages of their "
+                "own (algorithm.gamma, turn_gamma, credit, vine, kl_reward_coef or rewards.whiten); set it "
+                "to step, or remove what makes them differ"
             )
         if self.kl_unbiased and self.kl_estimator == "k2":
             raise ConfigError(

@@ -173,10 +173,6 @@ class PPO(PolicyGradient):
             "value/clipped_frac": (self._value_terms(outputs, view)[1], "K"),
         }
 
-    @property
-    def _is_whole_step(self) -> bool:
-        return True
-
     def _values(self, scored: ScoredRows, states: FinalStates, forward: Forward) -> torch.Tensor:
         """Return the critic's values before the update, (L,)."""
         found = forward("critic", scored.rows, set(self.wants["critic"]))

@@ -26,6 +26,10 @@ class PPOConfig(PolicyGradientConfig):
     lam: float = 0.95
     """Lambda of the advantage. 0: one-step differences of values. 1: returns minus values."""
     whiten: bool = True
+    whiten_over: Literal["step", "step_biased", "group"] = "step"
+    """What `whiten` takes the statistics over. `step`: all tokens of the step, with the unbiased variance.
+    `step_biased`: the same with the biased variance (LightRFT, OpenRLHF). `group`: the tokens of each
+    group."""
     end: Literal["last_token", "final_state"] = "last_token"
     """Place of the score. `last_token`: it is the reward of a response's last token, and the value after it
     counts as 0. `final_state`: a response of fewer than `response_length` tokens has one more place, the
@@ -48,6 +52,10 @@ class PPOConfig(PolicyGradientConfig):
     @property
     def compares_groups(self) -> bool:
         return False
+
+    @property
+    def compares_steps(self) -> bool:
+        return True
 
     @property
     def tokens_differ(self) -> bool:

@@ -6,12 +6,15 @@ an earlier version computed wrongly is right in begun runs too. A difference tha
 setting (`EARLIER` of `config/stored.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oat.build.oracles import shows_groups
+from oat.config.load import dump
 from oat.config.settings import Config
+from oat.models.beside import has_left_over_adapter
 from oat.rundir.provenance import entries
 
 
@@ -34,17 +37,79 @@ class Change:
     is_kept: bool = False
 
 
+def _asks_a_judge(config: Config) -> bool:
+    tree = dump(config)
+    evaluation = tree["evaluation"] or {}
+    return any(map(_names_judge, (tree["oracle"], evaluation.get("oracle"), evaluation.get("gold"))))
+
+
+def _names_judge(section: Any) -> bool:
+    """Return True if a section of an oracle, or a section within it, names the oracle `judge`."""
+    if isinstance(section, Mapping):
+        return section.get("name") == "judge" or any(
+            not isinstance(value, str) and _names_judge(value) for value in section.values()
+        )
+    return section == "judge" or (isinstance(section, list | tuple) and any(map(_names_judge, section)))
+
+
+def _has_left_over_adapter(config: Config) -> bool:
+    model, e = config.model, config.evaluation
+    oracles = [config.oracle, *(each for each in (e and e.oracle, e and e.gold) if each is not None)]
+    given = [getattr(oracle, "options", {}).get("path") for oracle in oracles]
+    paths = [model.path, model.reference, model.critic, *given]
+    return any(isinstance(path, str) and has_left_over_adapter(path) for path in paths)
+
+
 def _keeps_rewards(config: Config) -> bool:
     return config.oracle.whole_groups is False and shows_groups(config)
 
 
 CHANGES: tuple[Change, ...] = (
     Change(
-        "whole groups",
+        "judge_readings_agree",
+        "the oracle judge reads log-probabilities where the reply's text has the verdict, and gives no "
+        "verdict if the two disagree; before, it could take another token for the verdict "
+        "(docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
+        _asks_a_judge,
+    ),
+    Change(
+        "gradient_norm_in_float64",
+        "the norm of a gradient is summed in float64; before, its fifth digit could be wrong, and for large "
+        "models its third; optim/grad_norm and the clip to learner.max_grad_norm differ by as much",
+        lambda config: True,
+    ),
+    Change(
+        "unbiased_kl_slope",
+        "the gradient of a KL with algorithm.kl_unbiased is the ratio times the log-ratio times that of the "
+        "log-probability; before, kl_max_log_ratio or a temperature other than 1 could turn it away from the "
+        "reference",
+        lambda config: bool(config.algorithm.options.get("kl_unbiased")),
+    ),
+    Change(
+        "left_over_adapters",
+        "an adapter that stands in the folder of a whole model is not used (docs/models.md#files): before, "
+        "it was loaded beside the model, though the weights may have it merged into them already",
+        _has_left_over_adapter,
+    ),
+    Change(
+        "whole_groups",
         "it goes on as it began: a reward function gets equal responses of a group once, and its rewards are "
         "used again (oracle.whole_groups: false); a new run shows it whole groups",
         _keeps_rewards,
         is_kept=True,
+    ),
+    Change(
+        "tools",
+        "oat.environments.tools reads calls in every form in which published chat templates write them, "
+        "checks their arguments by the annotations of the tools, and tells the model of a tool's own "
+        "exceptions, which ended the run",
+        lambda config: config.sampling.environment is not None,
+    ),
+    Change(
+        "recorded_calls",
+        "the arguments of tool calls in the data are written as the template takes them, where JSON text was "
+        "encoded a second time",
+        lambda config: config.render.template not in (None, "chatml"),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""

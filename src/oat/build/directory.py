@@ -2,19 +2,18 @@
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from oat.build.fingerprints import GIVEN
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError
-from oat.files import Standing
+from oat.files import Standing, is_utf8
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
+from oat.rundir.mark import EARLY, MARK, is_own, mark, refuse_foreign, remove_own
 from oat.runtime.crew import Life
 
 _WRITTEN = (
@@ -67,6 +66,8 @@ def make_directory(directory: Path) -> list[Path]:
         ConfigError: the path is a file, the directory cannot be made, or this user may not write to the
             directory or to a file in it that a run writes.
     """
+    if not is_utf8(str(directory)):
+        raise ConfigError(f"{directory} is no text in UTF-8, as a run records it; give another --run_dir")
     try:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file; give another --run_dir")
@@ -77,6 +78,11 @@ def make_directory(directory: Path) -> list[Path]:
             f"{directory} cannot be made ({error.strerror}: {error.filename}); give a --run_dir where you "
             "may write"
         ) from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{directory} cannot be made, since Python names files in {error.encoding} here; set "
+            "PYTHONUTF8=1, or give a --run_dir in ASCII"
+        ) from None
     for path in (directory, *(found for name in _WRITTEN for found in directory.glob(name))):
         if not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
             raise ConfigError(
@@ -86,14 +92,34 @@ def make_directory(directory: Path) -> list[Path]:
     return made
 
 
+def claim(directory: Path) -> None:
+    """Make a run's directory if it is missing, and mark it, for a run that is not opened yet.
+
+    Raises:
+        ConfigError: see `make_directory`, or the directory has files and no run.
+    """
+    refuse_foreign(directory)
+    make_directory(directory)
+    mark(directory)
+
+
 def unmake(made: Sequence[Path]) -> None:
-    """Remove the directories that `make_directory` made, after a start that left no run in them. A parent
-    that is not empty stays."""
-    for place in made[:1]:
-        shutil.rmtree(place)
+    """Remove the directories that `make_directory` made, after a start that left no run in them, with the
+    files of the run. A directory with other files stays."""
     with suppress(OSError):
-        for place in made[1:]:
+        if made:
+            remove_own(made[0])
+        for place in made:
             place.rmdir()
+
+
+def unclaim(directory: Path) -> None:
+    """Remove the lock file and the mark of a directory that existed before a start that failed, unless the
+    start has left more."""
+    left = {entry.name for entry in directory.iterdir()}
+    if left <= {"lock", MARK}:
+        for name in sorted(left):
+            (directory / name).unlink()
 
 
 _locks: set[TextIO] = set()
@@ -147,29 +173,31 @@ def refuse_idle(directory: Path) -> None:
     Raises:
         ConfigError: none does.
     """
-    try:
-        with locked(directory):
-            pass
-    except ConfigError:
-        return
+    if (directory / "lock").exists():
+        try:
+            with locked(directory):
+                pass
+        except ConfigError:
+            return
     raise ConfigError(
         f"{directory}: no process works in this run, and the next one begins with compute.actors; set that"
     )
 
 
-def is_unused(directory: Path) -> bool:
-    """Return True if a directory is empty, or has only files of a start that ended before the run's first
-    question."""
+def hindrances(directory: Path) -> list[str]:
+    """Return the names of the files in a run's directory without a configuration that keep a run from
+    beginning there. There are none if the directory is empty, or has only files of a start that ended before
+    the run's first question."""
     left = {file.name for file in directory.iterdir()}
-    ledger = {"ledger.trajectories", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}
-    if not left <= {"lock", "logs", GIVEN, ".new-config.yaml", *ledger}:
-        return False
+    found = sorted(name for name in left if not is_own(name, EARLY))
+    if found:
+        return found
     if TrajectoryFiles.beside(directory / "ledger.sqlite").leftovers(()).paths:
-        return False
+        return ["ledger.trajectories"]
     if "ledger.sqlite" not in left:
-        return True
+        return []
     store = Store(directory / "ledger.sqlite")
     try:
-        return store.is_empty()
+        return [] if store.is_empty() else ["ledger.sqlite"]
     finally:
         store.close()

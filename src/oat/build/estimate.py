@@ -36,6 +36,7 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import LiveBytes, row_of
 from oat.models.causal_lm import CausalLM
+from oat.models.outline_errors import outlining
 from oat.seeds import Seeds
 from oat.types import Batch, Plan, Sampling, Trajectory
 
@@ -125,9 +126,10 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
     another one. It has no engine if actors have processes of their own (`estimate_actor`).
 
     Raises:
+        NotOutlinedError: the models' code cannot be imitated without weights.
         ConfigError, ModelError: a part cannot be made as configured.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+    with outlining(), FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
         run = _imitated(resolved)
         learned = sum(
             parameter.nbytes
@@ -273,9 +275,7 @@ def _learning(
     phases["forward and backward"] = live.peak
     live.peak = live.live
     for part in (learner.trained[name] for name in objective.wants):
-        parameters = [parameter for group in part.optimiser.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm)
-        part.optimiser.step()
+        part.optimiser.step()  # the clip before it takes no memory worth counting
         part.optimiser.zero_grad(set_to_none=True)
     return {**phases, "optimiser": live.peak}
 

@@ -28,6 +28,7 @@ from typing import Any
 from oat.config.settings import Config
 from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
+from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble_files import refuse_missing
 from oat.models.identity import (
@@ -41,7 +42,6 @@ from oat.models.identity import (
     weights_identity,
 )
 from oat.models.loading import load_config
-from oat.models.lora import is_adapter_directory
 from oat.models.scoring import hash_of_files
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files
@@ -174,7 +174,7 @@ def weights_read(config: Config, *, has_reference: bool, has_critic: bool, is_be
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
     starts = not is_begun or (is_fixed and model.reference is None)
     return [
-        *(["model.path"] if starts or model.lora is not None else []),
+        *(["model.path"] if starts or model.lora is not None or model.frozen else []),
         *(["model.adapter"] if starts and model.adapter is not None else []),
         *(["model.reference"] if is_fixed and model.reference is not None else []),
         *(["model.critic"] if has_critic and (not is_begun or model.lora is not None) else []),

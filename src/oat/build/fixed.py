@@ -87,6 +87,7 @@ CHOSEN = {
     ("learner", "micro_batch_tokens"): "auto",
     ("oracle", "whole_groups"): None,
     ("render", "date"): None,
+    ("render", "special_tokens"): None,
 }
 """Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a
 field when it is created. A part, such as an engine, need not have the field. For fields that earlier versions
@@ -237,12 +238,18 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """Return why `learner.schedule_steps`, or the critic's, differs from its stored value, and what to do.
+    """Return why `learner.schedule_steps`, the critic's, or `model.frozen` differs from its stored value, and
+    what to do.
 
-    Return "" in three cases: the difference is in another field, the schedule itself differs too, or the user
-    set the number of steps.
+    Of `schedule_steps`, return "" if the schedule itself differs too, or the user set the number of steps.
+    Return "" for every other field.
     """
     field = _field(difference)
+    if field == "model.frozen" and not stored.model.frozen:
+        return (
+            " (the run trains every tensor, also if it was begun with a model object that has "
+            "requires_grad=False: earlier versions of oat did not respect it)"
+        )
     if field not in ("learner.schedule_steps", "learner.critic_schedule_steps"):
         return ""
     name = field.removeprefix("learner.")

@@ -8,7 +8,6 @@ same command makes it again.
 """
 
 import json
-import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from oat.ledger.trajectory_files import TrajectoryFiles
 from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
+from oat.rundir.mark import MARK, is_begun, is_own, is_run, remove_own
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,17 @@ def find_origin(source: str, directory: Path) -> Origin:
         if before is not None and before.run == run.resolve() and step in ("", str(before.step))
         else None
     )
-    if begun and (directory / "config.yaml").exists():
+    if begun and is_begun(directory):
         return begun
     if not (run / "config.yaml").exists():
         raise ConfigError(
             f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a "
             "checkpoint"
         )
-    if begun:
+    if begun and is_run(directory):
         return begun
-    if any(file.name not in ("lock", GIVEN, f".new-{FORK_FILE}") for file in directory.iterdir()):
+    names = [file.name for file in directory.iterdir() if file.name != f".new-{FORK_FILE}"]
+    if not all(is_own(name, ("lock", GIVEN)) for name in names):
         raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
     checkpoints = _checkpoints(run)
     steps, newest = checkpoints.steps, checkpoints.next_loaded
@@ -136,13 +137,7 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step
-    for left in directory.iterdir():
-        if left.name == GIVEN:
-            continue
-        if left.is_dir():
-            shutil.rmtree(left)
-        elif left.name not in ("lock", FORK_FILE):
-            left.unlink()
+    remove_own(directory, keep=("lock", MARK, FORK_FILE, GIVEN))
     theirs = _checkpoints(run)
     tensors, state = theirs.load_step(step)[1:]
     state["alarms"]["back"] = None  # the fork has no checkpoint to roll back to yet

@@ -7,18 +7,22 @@ written into the run's directory, and functions and classes are recognised by th
 
 import filecmp
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from oat.build.directory import claim
 from oat.build.fingerprints import GIVEN
 from oat.config.settings import DEFAULT_PARTS
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, DataError
-from oat.files import saying_what_is_free, seen
+from oat.files import remove, saying_what_is_free, seen
+from oat.models.frozen import EVERY, frozen_in
+from oat.rundir.mark import is_begun
 
 Tree = dict[str, Any]
 """A configuration as nested dicts. Their values may still be objects."""
@@ -98,27 +102,31 @@ class Given:
             is_checked: see `_write_records`.
 
         Raises:
-            ConfigError: the given model or records differ from those with which the run was begun.
+            ConfigError: the given model or records differ from those with which the run was begun, or the
+                directory has files and no run.
             DataError: a record cannot be written, or is refused.
         """
-        is_begun = (seen(self._run_dir) / "config.yaml").exists()
+        directory = seen(self._run_dir)
+        if self._files:
+            claim(directory)
+        has_run = is_begun(directory)
         for file, given in list(self._files.items()):
-            place = seen(self._run_dir) / GIVEN / file
+            place = directory / GIVEN / file
             new = place.with_name(f".new-{file}")
-            shutil.rmtree(new, ignore_errors=True)
-            new.parent.mkdir(parents=True, exist_ok=True)
+            remove(new)
+            new.parent.mkdir(exist_ok=True)
             try:
                 self._write_one(file, given, new, is_checked=is_checked)
             except BaseException:
-                _remove(new)
+                remove(new)
                 raise
             del self._files[file]  # an iterator can be read once
-            if not is_begun or not place.exists():
-                _remove(place)
+            if not has_run or not place.exists():
+                remove(place)
                 new.rename(place)
                 continue
             is_same = _same(place, new)
-            _remove(new)
+            remove(new)
             if not is_same:
                 what = "another model" if file == "model" else "other records"
                 raise ConfigError(
@@ -144,6 +152,8 @@ class Given:
                 "oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass "
                 "tokenizer=..."
             )
+        if file == "model":
+            _keep_frozen(path, section)
         self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
         section[field] = str(self._run_dir / GIVEN / file)
 
@@ -154,6 +164,25 @@ class Given:
                 self._tokenizer.save_pretrained(new)
         else:
             _write_records(given, new, f"oat.Trainer({Path(file).stem}=...)", is_checked=is_checked)
+
+
+def _keep_frozen(model: Any, section: Tree) -> None:
+    """Set `model.frozen` to the parameters of a given model that need no gradient.
+
+    Raises:
+        ConfigError: some of them need none, and an adapter is to be trained beside all of them.
+    """
+    frozen = frozen_in(model) if isinstance(model, torch.nn.Module) else ()
+    if not frozen:
+        return
+    if section.get("lora") is None and section.get("adapter") is None:
+        section["frozen"] = [*section.get("frozen", ()), *frozen]
+    elif frozen != (EVERY,):
+        raise ConfigError(
+            "oat.Trainer(model=...): some parameters of the model have requires_grad=False, and an adapter "
+            "changes what its layers compute, whichever they are; give a model with model.requires_grad_"
+            "(True), and name the layers to adapt in model.lora.targets, or leave model.lora out"
+        )
 
 
 def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Mapping[str, Any]) -> Tree:
@@ -188,13 +217,17 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
 
 def merged(before: Any, changes: Any) -> Any:
     """Return a section with some fields changed. If the changes name another part than the section does,
-    they replace the whole section. If the changes set a `path`, the old `split` is dropped."""
+    they replace the whole section. If the changes set a `path`, the old `split` or `frozen` is dropped."""
     if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
         "name", before.get("name")
     ) != before.get("name"):
         return changes
     return {
-        **{name: value for name, value in before.items() if name != "split" or "path" not in changes},
+        **{
+            name: value
+            for name, value in before.items()
+            if name not in ("split", "frozen") or "path" not in changes
+        },
         **changes,
     }
 
@@ -290,13 +323,6 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
                     f"{where}: record {row}: it cannot be written as JSON ({error}); give dicts of plain "
                     "values"
                 ) from error
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _same(first: Path, second: Path) -> bool:

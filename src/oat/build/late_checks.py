@@ -1,12 +1,15 @@
-"""Checks of settings that need the prompts, the oracle's prices or the files of a backbone. They are made
-before anything is sampled or paid for.
+"""Checks of settings that need the prompts, the oracle's prices, the files of a backbone, or the chat
+template together with the environment. They are made before anything is sampled or paid for.
 
 They refuse new runs only. A run that has begun is never refused: it may have begun before oat made these
 checks, and it gets a warning.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+
+import numpy as np
 
 from oat.build.cross_checks.all_sections import message_of
 from oat.build.parts import part_checks, run_facts
@@ -14,10 +17,14 @@ from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
 from oat.config.load import where
 from oat.data.prompts import Prompts
-from oat.errors import ConfigError, warn
+from oat.errors import ConfigError, TemplateError, shown, warn
 from oat.explore.settings import FeaturesConfig
 from oat.rollout.backbones import positions_of, reads_conversations
-from oat.types import Price
+from oat.text.call_forms import ToolCall
+from oat.text.calls import template_calls
+from oat.text.recorded_calls import is_probe, probe_message
+from oat.text.renderer import Renderer
+from oat.types import Message, Price
 from oat.types.part import RunFacts
 
 
@@ -42,6 +49,88 @@ def check_with_inputs(
             raise ConfigError(message_of(resolved, check))
         warn(message_of(resolved, check))
     check_backbone(resolved, run_inputs.prompts, is_begun=is_begun)
+    check_calls(resolved, run_inputs, is_begun=is_begun)
+
+
+def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
+    """Check that the tools of the environment read a call as the chat template writes it, and that the
+    template writes their results. Warn if it does not, since the environment may say them in messages of its
+    own; and if a parser does not that the environment chose, since the model may learn another form.
+
+    Args:
+        is_begun: as in `check_with_inputs`.
+
+    Raises:
+        ConfigError: the default parser reads no such call, and the run has not begun.
+    """
+    environment, renderer = run_inputs.environment, run_inputs.renderer
+    if environment is None or not environment.tools:
+        return
+    for role in sorted({tools.role for tools in environment.tools}):
+        if fault := _fault_of_results(renderer, role):
+            warn(
+                f"{environment.name} has tools whose results are messages of the role {role}, and {fault}; "
+                "give Tools another `role`, or choose another template"
+            )
+    text = written_call(renderer)
+    for tools in environment.tools if text else ():
+        if _reads(tools.parse, text):
+            continue
+        writes = f"the chat template writes a call of a tool as {shown(text, 300)}"
+        if tools.parse is not template_calls:
+            other = "; template_calls reads it" if _reads(template_calls, text) else ""
+            name = getattr(tools.parse, "__name__", type(tools.parse).__name__)
+            warn(
+                f"{environment.name} reads calls by {name}, and {writes}, which it does not read{other}. "
+                "So a response in the template's form calls nothing, and the model must learn another form"
+            )
+            continue
+        with resolved.blame("sampling.environment"):
+            error = ConfigError(
+                f"{writes}, and oat.environments.tools reads no such form; give Tools a `parse` that reads "
+                "it, or choose another template"
+            )
+            if not is_begun:
+                raise error
+            warn(str(error))
+
+
+def written_call(renderer: Renderer) -> str:
+    """Return the text that an environment gets of a response with a call, as the chat template writes it; ""
+    if the template writes none."""
+    asked, called = Message("user", "oatuser"), Message.of(probe_message())
+    if not renderer.reads("tool_calls"):
+        return ""
+    with suppress(TemplateError):
+        return renderer.text(renderer.response(called))
+    with suppress(TemplateError):  # some templates end a turn with a call in another way
+        before, whole = renderer.prompt([asked]), renderer.prompt([asked, called])
+        size = min(len(before), len(whole))
+        same = int(np.cumprod(before[:size] == whole[:size]).sum())
+        return renderer.text(whole[same:])
+    return ""
+
+
+def _fault_of_results(renderer: Renderer, role: str) -> str:
+    """Return what is wrong with the template's rendering of a message of a tool; "" if nothing is."""
+    said, nothing = "oatresult", np.zeros(0, np.int32)
+    try:
+        tail = renderer.decode(renderer.extend(nothing, Message(role, said)))
+    except TemplateError as error:
+        return str(error)
+    if said in tail:
+        return ""
+    with suppress(TemplateError):  # a tokenizer of few characters does not write the word either way
+        if said not in renderer.decode(renderer.prompt([Message("user", said)])):
+            return ""
+    return "the chat template leaves such a message out"
+
+
+def _reads(parse: Callable[[str], Sequence[ToolCall]], text: str) -> bool:
+    try:
+        return [*map(is_probe, parse(text))] == [True]
+    except Exception:  # a user's parser may raise any
+        return False
 
 
 def check_backbone(resolved: Resolved, prompts: Prompts, *, is_begun: bool) -> None:

@@ -18,7 +18,7 @@ from oat.config.load import blaming
 from oat.config.settings import Config
 from oat.config.stored import stored_config
 from oat.errors import CheckpointError, ConfigError
-from oat.learner.models import Critic, RewardModel, frozen_checksum
+from oat.learner.models import Critic, RewardModel, frozen_checksum, refuse_other_tensors
 from oat.loop import Run
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
@@ -260,13 +260,16 @@ def load_learned(
         model = Critic(lm, np.random.default_rng())
     elif name == "reward":
         model = RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
-    if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
+    own, prefix = model.trainable(), weights_prefix(name)
+    held = [tensor.removeprefix(prefix) for tensor in tensors if tensor.startswith(prefix)]
+    refuse_other_tensors(name, held, own)
+    if frozen_checksum(model.module, own.values()) != state["learner"]["frozen"][name]:
         raise CheckpointError(
             f"{start.path} is not the model that the adapter of {run_dir} was trained beside; put its files "
             "back as they were"
         )
     with torch.no_grad():
-        for tensor, parameter in model.trainable().items():
-            parameter.copy_(tensors[weights_prefix(name) + tensor])
+        for tensor, parameter in own.items():
+            parameter.copy_(tensors[prefix + tensor])
     ensemble, features = ensemble_weights(tensors), ensemble_features(state)
     return Learned(name, step, lm, model, tokenizer, renderer, ensemble, features)

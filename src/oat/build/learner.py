@@ -1,6 +1,7 @@
 """Functions that make a run's learner."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
+from oat.models.outline_errors import NotOutlinedError, outlining
 from oat.models.sequence_classifier import check_backbone
 from oat.models.value_head import read_value_head
 from oat.seeds import Seeds
@@ -69,7 +71,12 @@ def make_learner(
         assert config.compute.memory_gb is not None, "cross_checks/learner.py asks for it"
         sampling, longest = make_sampling(resolved), config.prompts.max_tokens
         limits = Limits(config.compute.memory_gb, sampling.max_new_tokens, longest, c.micro_batch_size)
-        learner.micro_batch_tokens = measure_tokens(learner, objective, limits, sampling, renderer.num_tokens)
+        # a pass may fail only for want of weights; then nothing is measured
+        without_weights = not lms["policy"].has_weights
+        with suppress(NotOutlinedError), outlining() if without_weights else nullcontext():
+            learner.micro_batch_tokens = measure_tokens(
+                learner, objective, limits, sampling, renderer.num_tokens
+            )
     return learner
 
 

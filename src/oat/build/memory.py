@@ -17,6 +17,7 @@ from oat.config.settings import Config, LoraConfig
 from oat.errors import ConfigError, OatError
 from oat.hardware.free_memory import free_memory
 from oat.learner.limits import GB
+from oat.models.outline_errors import NotOutlinedError, not_estimated
 from oat.seeds import Seeds
 
 TOGETHER = "all of these together"
@@ -36,6 +37,8 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
     Args:
         policy: the outline of the policy.
 
+    If an outline does not tell the memory of a model, nothing is compared either.
+
     Returns:
         A text for people. It names the limit and, if the memory was estimated, the estimate; or it says that
         nothing was compared.
@@ -44,7 +47,21 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         ConfigError: `SURE` times the estimate is larger than the limit. The message says which settings would
             make the run fit, and how to start it nevertheless.
     """
+    try:
+        return _refuse_too_large(resolved, lengths, policy)
+    except NotOutlinedError as error:
+        return not_estimated(str(error))
+
+
+def _refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:
+    """See `refuse_too_large`.
+
+    Raises:
+        NotOutlinedError: an outline does not tell the memory of a model.
+    """
     config = resolved.config
+    if not policy.tells_memory:
+        raise NotOutlinedError(policy.unknown)
     given = config.compute.memory_gb
     limit = _free_memory(config) if given is None else int(given * GB)
     if config.learner.micro_batch_tokens == "auto" or limit is None:
@@ -83,7 +100,8 @@ def refuse_short_cache(
     resolved: Resolved, lengths: Lengths, policy: ModelOutline, *, is_begun: bool = False
 ) -> None:
     """Refuse a cache of the engine that is too small for the longest sequence that the run may sample. An
-    episode with an environment may fill the model's context.
+    episode with an environment may fill the model's context. If the outline does not tell the size of a
+    token's keys and values, nothing is refused here.
 
     Args:
         policy: the outline of the policy.
@@ -101,6 +119,8 @@ def refuse_short_cache(
     if not prompts:
         return
     page_bytes = policy.page_bytes(getattr(torch, engine.dtype))
+    if page_bytes is None:
+        return
     with resolved.blame(engine.memory.cache_setting):
         longest = longest_sequence(policy, max(prompts), config.sampling.max_new_tokens)
         engine.memory.refuse_long(longest, page_bytes)
@@ -110,10 +130,13 @@ def refuse_short_cache(
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
     """Return the lines of the tables of estimated memory: of the process that learns, and of one actor if
-    actors have processes of their own."""
-    lines = _table(estimate(resolved, lengths), "memory of tensors")
-    if resolved.config.compute.runtime == "ray":
-        lines += _table(estimate_actor(resolved, lengths), "memory of the tensors of one actor")
+    actors have processes of their own. If the memory cannot be estimated, return a line that says so."""
+    try:
+        lines = _table(estimate(resolved, lengths), "memory of tensors")
+        if resolved.config.compute.runtime == "ray":
+            lines += _table(estimate_actor(resolved, lengths), "memory of the tensors of one actor")
+    except NotOutlinedError as error:
+        return [not_estimated(str(error))]
     return lines
 
 
@@ -126,7 +149,11 @@ def _table(found: Estimate, what: str) -> list[str]:
 
 def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     """Return a number of bytes that is larger than a run can need, often many times larger. A formula gives
-    it from the sizes of the models and the batches; `estimate` is not called."""
+    it from the sizes of the models and the batches; `estimate` is not called.
+
+    Raises:
+        NotOutlinedError: an outline does not tell the memory of a model.
+    """
     config, plan = resolved.config, resolved.plan
     weights, a_token = policy.weights, policy.a_token
     others = {"reference"} if config.model.reference else set()
@@ -135,6 +162,8 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
         lms = load_models(config, others, Seeds(config.seed), resolved.outlines.on_meta)
         for name in others:
             other = outline_of(lms[name], config.compute.profile)
+            if not other.tells_memory:
+                raise NotOutlinedError(other.unknown)
             weights += other.weights
             a_token += other.a_token
     rows = most_questions(config, plan) * max(plan.most_candidates, len(config.prompts.responses))
@@ -153,7 +182,9 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
     for changes, smaller in _smaller(resolved, lengths, found.part):
         if changes == TOGETHER and fits:
             break
-        with suppress(OatError):  # this model, or this installation, may not allow the change
+        with suppress(
+            OatError, NotOutlinedError
+        ):  # this model, or this installation, may not allow the change
             peaks[changes] = estimate(replace(resolved, config=smaller), lengths).peak
             fits += [f"{changes} ({peaks[changes] / GB:.3g} GB)"] if SURE * peaks[changes] <= limit else []
     if fits:
@@ -182,7 +213,7 @@ def _smaller(resolved: Resolved, lengths: Lengths, part: str) -> Iterator[tuple[
                 replace(config, learner=replace(learner, gradient_checkpointing=True)),
             )
             changed = replace(changed, learner=replace(changed.learner, gradient_checkpointing=True))
-    if config.model.lora is None:
+    if config.model.lora is None and not config.model.frozen:
         lora = replace(config.model, lora=LoraConfig())
         yield "model.lora: {rank: 8}", replace(config, model=lora)
         changed = replace(changed, model=lora)

@@ -32,6 +32,7 @@ from oat.config.settings import Config
 from oat.errors import ConfigError
 from oat.learner.limits import GB, LiveBytes
 from oat.models.causal_lm import CausalLM
+from oat.models.outline_errors import NotOutlinedError, not_estimated, outlining
 from oat.runtime.transfer import BUCKET_BYTES
 from oat.seeds import Seeds
 
@@ -126,10 +127,10 @@ def needs_of(resolved: Resolved, lengths: Lengths, learner: Estimate | None = No
         learner: the estimate of the process that learns, if it was made; None: it is made here.
 
     Raises:
-        ConfigError, ModelError: a part cannot be made as configured.
+        NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
     """
     config, learner = resolved.config, learner or estimate(resolved, lengths)
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
+    with outlining(), FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
         policy = load_models(config, (), Seeds(config.seed), resolved.outlines.fake)["policy"]
         stored = _copies(config) * sent_bytes(resolved, policy)
         fetched = _fetched(resolved, policy, learner.state) if config.compute.learner == "actor" else 0
@@ -174,11 +175,11 @@ def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
     """Estimate the memory of an actor in a process of its own, which gets its share of the prompts.
 
     Raises:
-        ConfigError, ModelError: a part cannot be made as configured.
+        NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
     """
     config, seeds, load = resolved.config, Seeds(resolved.config.seed), resolved.outlines.fake
     memory = resolved.engine.memory
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+    with outlining(), FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
         lms = load_models(config, resolved.models & {"reference"}, seeds, load)
         features = make_features(lms, resolved.features) if resolved.features else None
         ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
@@ -201,7 +202,11 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
     compute, placed = resolved.config.compute, placement_of(resolved.config.compute)
     if compute.runtime == "local":
         return
-    needs = needs_of(resolved, lengths)
+    try:
+        needs = needs_of(resolved, lengths)
+    except NotOutlinedError as error:
+        yield "processes", not_estimated(str(error))
+        return
     on = "its GPU" if placed else "the machine"
     where_learner = f"; GPU {placed.learner} of the run" if placed else ""
     needed = f"{where_learner}; about {size_of(needs.learner.peak)} for tensors"

@@ -11,9 +11,10 @@ from oat.engines.kind import Traits
 from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
+from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_tokenizer
-from oat.models.lora import LoadModel, described_adapter, is_adapter_directory, load_model, share_base
+from oat.models.lora import LoadModel, described_adapter, load_model, share_base
 from oat.models.value_head import check_value_head
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -218,7 +219,11 @@ def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadMod
         )
         return _another(config, "policy", policy, seeds, load) if is_start else policy.base()
     device = torch.device(model.reference_device or policy.device)
-    own = ModelConfig(model.reference or model.path, dtype=model.reference_dtype or model.dtype)
+    own = ModelConfig(
+        model.reference or model.path,
+        dtype=model.reference_dtype or model.dtype,
+        frozen=model.frozen if starts_alike(model) else (),
+    )
     if model.reference is not None and is_adapter_directory(model.reference):
         own = replace(
             own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0]
@@ -229,9 +234,12 @@ def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadMod
 def has_own_reference(model: ModelConfig) -> bool:
     """Return True if the reference has weights of its own. Return False if the policy has an adapter,
     and the reference uses the frozen weights of the policy."""
-    return model.lora is None or not (
-        model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
-    )
+    return model.lora is None or not (starts_alike(model) or is_adapter_directory(model.reference or ""))
+
+
+def starts_alike(model: ModelConfig) -> bool:
+    """Return True if the reference starts from the files of the policy."""
+    return model.reference in (None, model.path)
 
 
 def has_own_critic(model: ModelConfig) -> bool:
@@ -244,7 +252,7 @@ def critic_model(model: ModelConfig) -> ModelConfig:
     another model than the policy gets a new adapter, if the policy has one."""
     if model.critic is None or not has_own_critic(model):
         return model
-    return replace(model, path=model.critic, adapter=None)
+    return replace(model, path=model.critic, adapter=None, frozen=())
 
 
 def _own_critic(config: Config, name: str, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oat.build.changes import untold
-from oat.build.directory import Home, is_unused, locked, make_directory, unmake
+from oat.build.directory import Home, hindrances, locked, make_directory, unclaim, unmake
 from oat.build.estimate import lengths_of
 from oat.build.fingerprints import (
     CHANGEABLE,
@@ -43,6 +43,7 @@ from oat.loop import Run
 from oat.models.loading import load_tokenizer
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
+from oat.rundir.mark import in_the_way, mark, refuse_foreign
 from oat.runtime.crew import Life
 from oat.text.templates import reads_date
 
@@ -86,17 +87,20 @@ def open_run(
         )
     with seen_from():
         directory = seen(resolved.config.run_dir)
+        refuse_foreign(directory)
         made, is_new = make_directory(directory), not (directory / "lock").exists()
         with locked(directory) as standing:
             home = Home(directory, standing, interruption or Interruption(), life)
             try:
                 with home.interruption.at_once():
+                    refuse_foreign(directory)  # another program may have written since
+                    mark(directory)
                     run = _open(resolved, home, source, accept_changed)
             except BaseException:
                 if standing.is_there:
                     unmake(made)
-                    if is_new:
-                        (directory / "lock").unlink(missing_ok=True)
+                    if is_new and directory.exists():
+                        unclaim(directory)
                 raise
             try:
                 yield run
@@ -144,6 +148,7 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
         ConfigError, CheckpointError, LedgerError: see `open_run`.
     """
     directory = seen(resolved.config.run_dir)
+    refuse_foreign(directory)
     made, lock = make_directory(directory), directory / "lock"
     is_new = not lock.exists()
     try:
@@ -262,8 +267,8 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     new run begins.
 
     Fields that `resolved` leaves open get the values that the forked or continued run fixed when it was
-    created. If the template reads the date and `render.date` is still open, it becomes today's date. If
-    `oracle.whole_groups` is still open, and a reward function reads it, it becomes True.
+    created. If the template reads the date and `render.date` is still open, it becomes today's date. Other
+    open fields get the defaults of new runs (`_chosen`).
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -275,13 +280,13 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
             file = file if origin is None else origin.run / "config.yaml"
             stored = resolve(load_stored(file)[0], {})
             resolved = as_stored(resolved, stored, file, is_fork=origin is not None)
-        elif not is_unused(directory):
-            raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+        elif names := hindrances(directory):
+            raise in_the_way(directory, names)
     except ConfigError:
         if origin is None:
             _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run
         raise
-    return _with_whole_groups(_dated(resolved)), stored
+    return _dated(_chosen(resolved)), stored
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
@@ -292,13 +297,16 @@ def _refuse_mistakes(resolved: Resolved) -> None:
         pass
 
 
-def _with_whole_groups(resolved: Resolved) -> Resolved:
-    """Return the configuration. If `oracle.whole_groups` is open, and a reward function would read it, set it
-    to True."""
-    config = resolved.config
-    if config.oracle.whole_groups is not None or not shows_groups(config):
-        return resolved
-    return replace(resolved, config=replace(config, oracle=replace(config.oracle, whole_groups=True)))
+def _chosen(resolved: Resolved) -> Resolved:
+    """Return the configuration with the defaults of new runs in two fields that are open. Where a run's own
+    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` stays open
+    if no reward function reads it."""
+    render, oracle = resolved.config.render, resolved.config.oracle
+    if render.special_tokens is None:
+        render = replace(render, special_tokens="keep")
+    if oracle.whole_groups is None and shows_groups(resolved.config):
+        oracle = replace(oracle, whole_groups=True)
+    return replace(resolved, config=replace(resolved.config, render=render, oracle=oracle))
 
 
 def _dated(resolved: Resolved) -> Resolved:

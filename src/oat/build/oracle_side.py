@@ -44,6 +44,7 @@ class OraclePlan:
             setting that names an oracle.
         training: of the prompts of training.
         held_out: of the prompts of evaluations; None: there are none.
+        opening: as for `Oracle.tell_opening`.
         parts: the names of the user's code that a client needs. They are not sent with the plan.
     """
 
@@ -52,12 +53,14 @@ class OraclePlan:
     versions: dict[str, str | None]
     training: _Columns
     held_out: _Columns | None
+    opening: str | None
     parts: tuple[str, ...] = ()
 
     @property
     def encoded(self) -> bytes:
         """The plan as bytes; see `OracleBox`."""
-        return wire.encode((self.config, self.given, self.versions, self.training, self.held_out))
+        held_out, opening = self.held_out, self.opening
+        return wire.encode((self.config, self.given, self.versions, self.training, held_out, opening))
 
 
 def plan_of(resolved: Resolved, config: Config, run_inputs: RunInputs) -> OraclePlan:
@@ -84,6 +87,7 @@ def plan_of(resolved: Resolved, config: Config, run_inputs: RunInputs) -> Oracle
         {role: oracle.version for role, (_, oracle) in _asked(run_inputs.roles).items()},
         _columns(run_inputs.prompts),
         None if held_out is None else _columns(held_out),
+        run_inputs.renderer.opening,
         parts=(*given.values(), *named),
     )
 
@@ -115,9 +119,11 @@ class OracleBox:
         training, named = training_oracle(resolved)
         evaluating = evaluation_oracles(resolved, named)
         named.check_columns(*made.training)
-        if made.held_out is not None:
-            for _, oracle in evaluating.values():
+        named.tell_opening(made.opening)
+        for _, oracle in evaluating.values():
+            if made.held_out is not None:
                 oracle.check_columns(*made.held_out)
+            oracle.tell_opening(made.opening)
         roles = by_field(training, evaluating)
         self._oracles = {role: roles[role] for role in made.versions}
         for role, (address, oracle) in self._oracles.items():

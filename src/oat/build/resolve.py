@@ -22,7 +22,8 @@ from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.explore.none import NoExploration
-from oat.models.lora import described_adapter, is_adapter_directory
+from oat.models.beside import is_adapter_directory
+from oat.models.lora import described_adapter
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.make import oracle_options
 from oat.plugins.calls import bare, guarded

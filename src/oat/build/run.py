@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -371,7 +372,7 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
     t = config.tracking
     told = Told(
         home.directory / "environment.json",
-        lambda: {**environment_of(config.seed), "changes": known_changes()},
+        partial(_environment, config.seed),
         run_inputs.inputs,
         OwnFiles(run_inputs.known, run_inputs.roles),
     )
@@ -384,6 +385,11 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
         sinks=sinks,
         standing=home.standing,
     )
+
+
+def _environment(seed: int) -> dict[str, Any]:
+    """Return the entry of this process for `environment.json`."""
+    return {**environment_of(seed), "changes": known_changes()}
 
 
 def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
@@ -411,4 +417,6 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     config = resolved.config
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
     of_devices = (*device_notes(config.compute.profile), *placement_notes(config.compute))
-    return (*process_notes(config), *of_devices, *engine_notes(resolved), *of_data)
+    frozen = run_inputs.outline.frozen
+    of_model = [f"model.frozen: {frozen} are not trained"] if frozen else []
+    return (*of_model, *process_notes(config), *of_devices, *engine_notes(resolved), *of_data)

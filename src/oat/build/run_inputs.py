@@ -139,7 +139,11 @@ def gather_inputs(
     with blame("oracle.name"):
         training, oracle = training_oracle(resolved)
         oracle.check_columns(prompts.columns, prompts.has_references)
+        oracle.tell_opening(renderer.opening)
     evaluating = evaluation_oracles(resolved, oracle)
+    for purpose, (_, each) in evaluating.items():
+        with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
+            each.tell_opening(renderer.opening)
     with blame("evaluation.oracle"):
         _check_evaluation(config, evaluating, held_out, has_opponent=has_opponent)
     inputs |= {"prompts": prompts.digests, **inputs_of_held_out(config, held_out, pairs)}
@@ -242,7 +246,12 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
         tokenizer: the policy's tokenizer; None: it is loaded.
     """
     render, has_turns = config.render, config.sampling.environment is not None
-    common: dict[str, Any] = {"stop": config.sampling.stop, "eos_ids": lm.eos_ids, "has_turns": has_turns}
+    common: dict[str, Any] = {
+        "stop": config.sampling.stop,
+        "eos_ids": lm.eos_ids,
+        "has_turns": has_turns,
+        "special_tokens": render.special_tokens or "keep",
+    }
     if render.question is not None:
         common |= {"question": FORMS[render.question], "few_shot": render.few_shot}
     tokenizer = tokenizer or load_tokenizer(config.model.path)

@@ -34,9 +34,10 @@ from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, OatWarning
 from oat.evaluation.modes import best_of
+from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
-from oat.models.lora import described_adapter, is_adapter_directory, load_model
+from oat.models.lora import described_adapter, load_model
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds

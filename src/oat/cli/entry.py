@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from oat.cli.file_names import read_in_utf8
 from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from
 from oat.plugins.loading import naming, place_of
@@ -41,6 +42,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code (docs/exit-codes.md)."""
     escape_streams()
+    read_in_utf8(argv)
     try:
         try:
             return _run(sys.argv[1:] if argv is None else argv)

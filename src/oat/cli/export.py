@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from oat.cli.answering import checkpoint_of
-from oat.errors import ConfigError
+from oat.errors import ConfigError, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +45,10 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
         return 0
     replaced = any((out / name).exists() for name in ("config.json", "adapter_config.json"))
     which = checkpoint_of(arguments.step)
-    step = export_run(Path(arguments.run), out, which, adapter=arguments.adapter, critic=arguments.critic)
+    made = export_run(Path(arguments.run), out, which, adapter=arguments.adapter, critic=arguments.critic)
     print(
-        f"oat export: the {'critic' if arguments.critic else 'model'} after {step} steps is in "
+        f"oat export: the {'critic' if arguments.critic else 'model'} after {made.step} steps is in "
         f"{arguments.out}{', in place of the model that was there' if replaced else ''}"
     )
+    print(printable(f"oat export: {made.read_back}"))
     return 0

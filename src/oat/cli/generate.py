@@ -5,7 +5,7 @@ import argparse
 from oat.cli.answering import add_generation_options, add_model, generation_options
 from oat.cli.interruptible import hearing_signals
 from oat.errors import ConfigError, printable
-from oat.files import seen
+from oat.files import refuse_known, seen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     with hearing_signals() as told, told.at_once():
         from oat.build.speaker import load_speaker
-        from oat.commands.generate import generate, refuse_known, write_lines
+        from oat.commands.generate import generate, write_lines
 
         if arguments.n < 1:
             raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
         out = None if arguments.out is None else seen(arguments.out)
         if out is not None:
-            refuse_known(out)
+            refuse_known(out, "--out")
         lines = generate(
             load_speaker(arguments.model, generation_options(arguments)),
             arguments.prompts,

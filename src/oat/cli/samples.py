@@ -24,13 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.files import appearing, refuse_known
     from oat.reports.samples import TABLE, sample_pages, sample_table
     from oat.reports.terminal import show_pages
 
     if arguments.csv is not None:
+        out = Path(arguments.csv)
+        refuse_known(out, "--csv")
         rows = [*sample_table(Path(arguments.run), arguments.step, evaluations=arguments.evaluations)]
         try:
-            with open(arguments.csv, "w", encoding="utf-8", newline="") as file:
+            with appearing(out, "--csv") as new, new.open("x", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([TABLE, *rows])
         except OSError as error:
             raise ConfigError(

@@ -8,9 +8,18 @@ import torch
 
 from oat.errors import ConfigError
 from oat.explore.rules import RULES
-from oat.files import seen, write_atomically
+from oat.files import appearing, seen
 from oat.laboratory.agents import AGENTS
-from oat.laboratory.report import BASELINE, cases_of, plot, run_cases, table, with_rates
+from oat.laboratory.report import (
+    BASELINE,
+    cases_of,
+    plot,
+    refuse_foreign,
+    run_cases,
+    table,
+    with_rates,
+    write,
+)
 from oat.laboratory.worlds import WORLDS
 
 
@@ -36,7 +45,8 @@ def bench_explore(
         jobs: number of processes.
 
     Raises:
-        ConfigError: there is no such rule, world or agent, or a number is out of range.
+        ConfigError: there is no such rule, world or agent, a number is out of range, or the directory has
+            files that this command would replace and did not write.
         DataError: `curves.csv` is none that this command wrote.
     """
     if seeds < 1 or jobs < 1 or not all(0 <= share <= 1 for share in shares):
@@ -45,16 +55,18 @@ def bench_explore(
     names = [BASELINE, *(name for name in rules or RULES if name != BASELINE)]
     folder = seen(out)
     file = folder / "curves.csv"
+    refuse_foreign(folder)
     wanted_shares = list(dict.fromkeys([0.0, *shares])) if shares else []
     cases = cases_of(list(worlds or WORLDS), list(agents or AGENTS), names, seeds, wanted_shares)
     if shares:
         cases = with_rates(cases, folder / "tuning.csv", jobs)
     found = run_cases(cases, file, jobs)
     shown = table(found)
-    write_atomically(folder / "table.md", shown)
+    write(folder / "table.md", shown)
     drawn = "no picture, since matplotlib is missing (pip install 'oat-align[plot]')"
     if find_spec("matplotlib") is not None:
-        plot(found, folder / "regret.png")
+        with appearing(folder / "regret.png", "--out", is_ours=lambda _: True) as picture:
+            plot(found, picture)
         drawn = str(out / "regret.png")
     return (
         f"{shown}\nqueries to a regret of 0.2, relative to {BASELINE}: median over {seeds} seeds, with 95 % "

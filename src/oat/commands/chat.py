@@ -122,10 +122,10 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
 def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
     """Print a response while it is generated, or the best of several as a whole, and return its text. In a
     terminal, Ctrl-C ends the generation; the text that was printed until then is returned."""
-    shown = ""
+    shown, prompt = "", speaker.renderer.prompt(messages)
     try:
         for response in speaker.answer(messages, turn):
-            text = speaker.renderer.text(response.ids)
+            text = speaker.renderer.text(response.ids, prompt)
             is_last = response.finish_reason != "aborted"
             text = text if is_last else _certain(text, speaker.renderer.stop)
             if is_last or text.startswith(shown):

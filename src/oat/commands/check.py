@@ -1,9 +1,12 @@
 """`oat check`: make a run without weights, and say what it would do.
 
 Every part of the run is made as `oat train` makes it, but with tensors that have a shape and no memory. So
-most mistakes are refused with the same messages. These mistakes are found only when weights are loaded:
+most mistakes are refused with the same messages. If these tensors do not tell whether a model will be refused
+(`build/trial.py`), its weights are loaded for a moment. Otherwise these mistakes are found only by `oat
+train`:
 * weights that are not finite;
-* a model that gives other logits with the engine's KV cache than without it;
+* a model that gives other logits with the engine's KV cache than without it, although all of its attention
+  can be replaced;
 * if the model is on the hub or Accelerate is not installed: tensors that the model's files lack or have in
   another shape.
 """
@@ -23,6 +26,7 @@ from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
+from oat.build.trial import try_models
 from oat.commands.show_tokens import token_lines
 from oat.files import seen
 from oat.learner.learner import Learner
@@ -73,10 +77,11 @@ def check_run(
         run_inputs,
         is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps),
     )
+    untried = try_models(resolved, run_inputs.outline)
     processes = [*process_lines(resolved, lengths)]
     with outlined(resolved, run_inputs) as run:
         lines = [*_lines(resolved, run, run_inputs, origin, most), *processes, ("memory", memory)]
-        lines += [("note", note) for note in run.notes]
+        lines += [("note", note) for note in (*run.notes, *untried)]
         OwnFiles(run_inputs.known, run_inputs.roles)()
     return [
         *(f"  {name:<13}{text}" for name, text in lines),

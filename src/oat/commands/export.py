@@ -5,37 +5,29 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from oat.build.about import About
-from oat.build.learned import about_run, learned_model, load_learned, policy_weights, weights_prefix
-from oat.commands.swap import swapped_in
+from oat.build.learned import Learned, about_run, learned_model, load_learned, policy_weights, weights_prefix
+from oat.commands.export_ensemble import FILES as ENSEMBLE_FILES
+from oat.commands.export_mark import Kind, exported, refuse_foreign
+from oat.commands.written import of_adapter, of_model
 from oat.errors import ConfigError, DataError, ExportError
 from oat.files import saying_what_is_free, seen
-from oat.learner.models import Critic
 from oat.ledger.reader import Reader
 from oat.loop import ROW
 from oat.metrics import repeatable
-from oat.models.causal_lm import CausalLM
-from oat.models.loading import save_lm
-from oat.models.lora import merged, save_adapter
-from oat.models.sequence_classifier import check_backbone, save_classifier
+from oat.models.sequence_classifier import check_backbone
 from oat.reports.model_card import model_card
 from oat.rundir.holdings import HELD
 from oat.rundir.rows import sound_rows
-from oat.text.renderer import Renderer
 
 _KEYS = ("config.json", "adapter_config.json")
-_WEIGHTS = (
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "adapter_model.safetensors",
-)
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_model.bin")
 _BESIDE = (
     "README.md",
     "generation_config.json",
@@ -45,6 +37,7 @@ _BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates",
     "vocab.json",
     "merges.txt",
     "vocab.txt",
@@ -52,8 +45,24 @@ _BESIDE = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""Further files that an export replaces together with a model: the model card, and the files in which
-transformers stores a tokenizer and the settings of generation."""
+"""Further files of a model: the model card, and the files in which transformers stores a tokenizer and the
+settings of generation."""
+
+
+_KIND = Kind((*_KEYS, *_WEIGHTS, *_BESIDE), _KEYS, lambda name: name not in ENSEMBLE_FILES)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export.
+
+    Attributes:
+        step: the checkpoint's step.
+        read_back: a sentence on the comparison of the files with the model.
+    """
+
+    step: int
+    read_back: str
 
 
 def export_run(
@@ -63,12 +72,12 @@ def export_run(
     *,
     adapter: bool = False,
     critic: bool = False,
-) -> int:
-    """Write the model of a run's checkpoint, with a model card, into the directory `out`. Return the
-    checkpoint's step.
+) -> Exported:
+    """Write the model of a run's checkpoint, with a model card, into the directory `out`.
 
     `AutoModelForCausalLM` loads an exported policy, `AutoModelForSequenceClassification` a reward model or
-    critic. If `out` has a model already, the new one replaces it (`oat.commands.swap`).
+    critic. If `out` has an export already, the new one replaces it (`oat.commands.swap`). Before the files
+    get to `out`, they are read back and compared (`oat.models.read_back`).
 
     Args:
         which: the checkpoint's step, "best" or None, as for `policy_weights`.
@@ -78,15 +87,43 @@ def export_run(
     Raises:
         ConfigError: `run_dir` holds no run; `adapter` is set for a run without an adapter, for a reward model
             or for a critic; `critic` is set for a run without a critic; or `out` is a file, is a model that
-            the run started from, or cannot be written to.
+            the run started from, has files of a model that no export wrote, or cannot be written to.
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
             or the frozen weights are not those beside which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
             changed; or the critic's backbone has no sequence-classification form.
-        ExportError: the model cannot be written.
+        ExportError: the model cannot be written, or the files do not hold it.
     """
     about = about_run(run_dir)
+    place = seen(out).resolve()
     _refuse_place(out, about)
+    refuse_foreign(place, _KIND)
+    found = _loaded(run_dir, about, which, adapter=adapter, critic=critic)
+    step = found.step
+    card = model_card(run_dir, about, step, out, what="adapter" if adapter else found.name)
+    writing = of_adapter(found, about.model) if adapter else of_model(found)
+    del found  # so that reading back takes no second model's memory
+    try:
+        with saying_what_is_free(place), exported(place, _KIND) as new:
+            read_back = writing.write_and_compare(new, place)
+            card += f"\n## Read back\n\nThis model was {read_back}.\n"
+            (new / "README.md").write_text(card, encoding="utf-8")
+    except ExportError:
+        raise
+    except OSError as error:
+        raise ExportError(
+            f"{place}: the model of step {step} could not be written ({error.strerror}); it needs "
+            f"{writing.bytes:,} bytes, beside a model that it replaces. What stood there is as it was, and "
+            "no part of the new one is left: make room, or give another directory, and run the same command "
+            "again"
+        ) from error
+    return Exported(step, read_back)
+
+
+def _loaded(
+    run_dir: Path, about: About, which: int | Literal["best"] | None, *, adapter: bool, critic: bool
+) -> Learned:
+    """Load the model that is to be exported. The arguments are those of `export_run`."""
     if adapter and not about.has_adapter:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     found = load_learned(run_dir, which, critic=critic)
@@ -97,25 +134,7 @@ def export_run(
         )
     if critic:
         check_backbone(found.lm)
-    model = found.model
-    lm = found.lm if adapter else merged(found.lm)
-    place = seen(out).resolve()
-    card = model_card(run_dir, about, found.step, out, what="adapter" if adapter else found.name)
-    try:
-        with saying_what_is_free(place), swapped_in(place, partial(_model_files, place), _KEYS) as new:
-            if isinstance(model, Critic):
-                save_classifier(lm, model.score.weight, found.tokenizer, found.renderer, new)
-            else:
-                _save_policy(lm, found.tokenizer, found.renderer, about.model, new, adapter=adapter)
-            (new / "README.md").write_text(card, encoding="utf-8")
-    except OSError as error:
-        needed = sum(tensor.nbytes for tensor in (lm.trainable() if adapter else lm.tensors()).values())
-        raise ExportError(
-            f"{place}: the model of step {found.step} could not be written ({error.strerror}); it needs "
-            f"{needed:,} bytes, beside a model that it replaces. What stood there is as it was, and no part "
-            "of the new one is left: make room, or give another directory, and run the same command again"
-        ) from error
-    return found.step
+    return found
 
 
 def _refuse_place(out: Path, about: About) -> None:
@@ -125,33 +144,6 @@ def _refuse_place(out: Path, about: About) -> None:
         raise ConfigError(
             f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory"
         )
-
-
-def _model_files(folder: Path) -> set[str]:
-    """Return the names of the files in a folder that belong to a model. The model may be incomplete, after an
-    export that was killed. If the folder has neither a model's configuration nor its weights, return an empty
-    set."""
-    if not folder.is_dir():
-        return set()
-
-    def matching(patterns: Iterable[str]) -> set[str]:
-        return {file.name for pattern in patterns for file in folder.glob(pattern)}
-
-    model = matching((*_KEYS, *_WEIGHTS))
-    return model | matching(_BESIDE) if model else set()
-
-
-def _save_policy(
-    lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, out: Path, *, adapter: bool
-) -> None:
-    if renderer.template is not None:
-        tokenizer.chat_template = renderer.template
-    lm.module.generation_config.eos_token_id = sorted(renderer.stop_ids)
-    if adapter:
-        save_adapter(lm, base, out)
-        tokenizer.save_pretrained(out)
-    else:
-        save_lm(lm, tokenizer, str(out))
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:

@@ -13,9 +13,9 @@ from oat.data.fit import Fit
 from oat.data.formats import Layout
 from oat.data.index_cache import cache_folders
 from oat.data.prompt_set import PromptSet, Source
-from oat.errors import ConfigError, DataError, printable
+from oat.errors import DataError, printable
 from oat.evaluation.records import raw_prompt
-from oat.files import saying_what_is_free, sync_to_disk
+from oat.files import appearing, saying_what_is_free
 from oat.types import Group
 
 _PROMPTS = 512
@@ -64,18 +64,6 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
             yield printable(json.dumps(_record(group), ensure_ascii=False))
 
 
-def refuse_known(out: Path) -> None:
-    """Refuse to overwrite a file.
-
-    Raises:
-        ConfigError: there is a file or a folder at `out`.
-    """
-    if out.exists():
-        raise ConfigError(
-            f"{out}: is there already, and is not overwritten; give another --out, or move it away"
-        )
-
-
 def write_lines(lines: Iterable[str], out: Path) -> int:
     """Write lines to a new file, and return their number. The file appears only after all lines are written.
     Missing folders are made. If the standard error is a terminal, it shows the number of lines so far.
@@ -84,23 +72,16 @@ def write_lines(lines: Iterable[str], out: Path) -> int:
         ConfigError: `out` is there already.
         OSError: the file cannot be written.
     """
-    new = out.with_name(f".new-{out.name}")
     count = 0
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with new.open("w", encoding="utf-8") as file:
+        with appearing(out, "--out") as new, new.open("x", encoding="utf-8") as file:
             for line in lines:
                 with saying_what_is_free(out):
                     count += file.write(f"{line}\n") > 0
                     file.flush()
                 if sys.stderr.isatty():
                     print(f"\r{count:,} prompts", end="", file=sys.stderr, flush=True)
-        sync_to_disk(new)
-        refuse_known(out)
-        new.replace(out)
-        sync_to_disk(out.parent)
     finally:
-        new.unlink(missing_ok=True)
         if sys.stderr.isatty():
             print(file=sys.stderr)
     return count

@@ -19,7 +19,7 @@ from oat.build.run_inputs import RunInputs, recorded_actor
 from oat.errors import TemplateError, many
 from oat.models.causal_lm import CausalLM
 from oat.text.renderer import Renderer
-from oat.types import Prompt, Segment, Trajectory
+from oat.types import Message, Prompt, Segment, Trajectory
 
 _ENDS_SEEN = 16
 """Largest number of prompts that the model continues."""
@@ -51,7 +51,7 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
         rows = recorded.sample([prompt], {}, ())[0].trajectories
         names = [f"the response {name!r}" for name in recorded.columns]
     else:
-        response = _stand_in(renderer, prompt.reference or "")
+        response = _stand_in(renderer, prompt.messages, prompt.reference or "")
         rows = (
             Trajectory(
                 "sampler", (Segment("context", renderer.prompt(prompt.messages)), *response), "stop", ""
@@ -66,15 +66,15 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
             f"example: row {prompt.row} of the prompts, {name}",
             "  place      id  author   trained  text",
         ]
-        place = 0
+        place, before = 0, list[int]()
         for segment in row.segments:
             masks = segment.mask if segment.mask is not None else [False] * len(segment.ids)
             for id, is_trained in zip(segment.ids, masks, strict=True):
                 lines.append(
                     f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} "
-                    f"{_quoted(renderer.decode([int(id)]))}"
+                    f"{_quoted(renderer.decode([int(id)], before))}"
                 )
-                place += 1
+                place, before = place + 1, [int(id)]
     ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
     strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
     lines.append(f"stop ids: {ends}{strings}")
@@ -141,10 +141,15 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
     soon_share = sum(one.probability for one in soon) / len(found)
     ending = f"greedy responses that end within {many(_SOON, 'token')}, {len(soon)} of {len(found)}"
     worst = max(found, key=lambda one: one.ends)
-    tokens = ", ".join(f"{_quoted(renderer.decode([id]))} {share:.3f}" for id, share in worst.likeliest)
-    end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
+    prompt = renderer.prompt(worst.prompt.messages)
+    tokens = ", ".join(
+        f"{_quoted(renderer.decode([id], prompt))} {share:.3f}" for id, share in worst.likeliest
+    )
+    end = renderer.decode(prompt[-_END_SHOWN:].tolist(), prompt[:-_END_SHOWN])
     how = "and ends" if worst.is_ended else "and goes on"
-    greedy = f"{_quoted(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}"
+    greedy = (
+        f"{_quoted(renderer.decode(worst.greedy, prompt))} {how}, with probability {worst.probability:.3f}"
+    )
     mean = f"mean over the first {many(len(found), 'prompt')}"
     lines = [
         f"after the prompt, by the model itself at temperature 1, {mean}:",
@@ -166,9 +171,9 @@ def _quoted(text: str) -> str:
     return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
 
 
-def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:
+def _stand_in(renderer: Renderer, messages: Sequence[Message], text: str) -> tuple[Segment, ...]:
     try:
-        ids = renderer.response(text)
+        ids = renderer.response(text, messages)
     except TemplateError:  # the template begins the reasoning of a response, and this text does not end it
         return ()
     return (Segment("model", ids, mask=ids == ids),)

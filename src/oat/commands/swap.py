@@ -1,10 +1,10 @@
 """Replacement of a model's directory, if possible in one step. At every moment, even after a kill, the
 directory then has either the complete old model or the complete new one.
 
-The new files are written into a folder next to the old directory, named `.oat-export-` and eight hexadecimal
-digits. They are synced to disk. Then the folder and the directory exchange their names in one system call
-(Linux's `renameat2`). Files in the old directory that do not belong to its model are kept: before the
-exchange they are hard-linked, or else copied, into the new folder.
+The new files are written into the folder `new` of a working folder next to the old directory, whose name is
+`.oat-export-` and eight hexadecimal digits. They are synced to disk. Then `new` and the directory exchange
+their names in one system call (Linux's `renameat2`). Files in the old directory that do not belong to its
+model are kept: before the exchange they are hard-linked, or else copied, into `new`.
 
 Some directories are not exchanged:
 * a mount point;
@@ -15,10 +15,13 @@ Some directories are not exchanged:
 
 For these directories, the new files are completed and synced inside the old directory or next to it. Then
 they are moved in one by one. The key files, without which no program loads a model, are removed first and
-moved in last. In between, a reader finds no model. It never finds a mixture of two models.
+moved in last. In between, a reader finds no model. It never finds a mixture of two models. Before the first
+file is moved, the directory's mark is replaced by the **bridge**, a mark that knows the old and the new
+files.
 
-Each export locks its folder until its process ends. So a later export can tell a folder that is in use from a
-folder that a killed export has left.
+Each export locks its working folder until its process ends. So a later export can tell a folder that is in
+use from a folder that a killed export has left. It removes the latter if the file `_SIGN` is in it, so it
+removes no folder that a user has named so.
 """
 
 import ctypes
@@ -33,10 +36,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from oat.errors import ConfigError
-from oat.files import is_full, is_mounted, sync_to_disk
+from oat.files import is_full, is_mounted, remove, sync_to_disk
 
 _NAME = ".oat-export-"
 _OURS = re.compile(re.escape(_NAME) + "[0-9a-f]{8}")
+_SIGN, _SIGN_TEXT = "made-by-oat", b"The working folder of an `oat export`; the next one removes it.\n"
+_BRIDGE = "bridge"
 _CANNOT = (errno.EBUSY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 """Errors that show that this system, file system or user cannot exchange two directories."""
 _AT_FDCWD = -100
@@ -44,7 +49,9 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[str]) -> Iterator[Path]:
+def swapped_in(
+    out: Path, stale: Callable[[Collection[str]], Collection[str]], keys: Sequence[str], mark: str
+) -> Iterator[Path]:
     """Give the body of the context a new folder to write into. If the body ends without an error, the files
     in this folder replace the `stale` files of `out`; the other files of `out` are kept. If the body fails,
     `out` is unchanged.
@@ -54,11 +61,12 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
     Args:
         out: an absolute path, not a symbolic link; missing folders above it are made.
         stale: function that returns the names of the files in `out` that are replaced. It is called after the
-            body.
+            body, with the names that the body has written, and may raise an error.
         keys: names of the key files, without which no program loads a model.
+        mark: name of the mark, which the body writes too. The body also writes the bridge (`bridge_of`).
 
     Raises:
-        ConfigError: no folder can be made in `out` or next to it.
+        ConfigError: no folder can be made in `out` or next to it, or `stale` raises it.
         OSError: the files cannot be written.
     """
     _clear(out)
@@ -67,13 +75,18 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
     try:
         with _scratch(out if _stays(out) else out.parent) as new:
             yield new
-            _sync(new)
-            _put(new, out, stale(), keys)
+            _sync(new.parent)
+            _put(new, out, stale({entry.name for entry in os.scandir(new)}), keys, mark)
     except BaseException:
         with suppress(OSError):
             for place in made:
                 place.rmdir()
         raise
+
+
+def bridge_of(new: Path) -> Path:
+    """Return the place of the bridge, for the new folder that `swapped_in` gives."""
+    return new.with_name(_BRIDGE)
 
 
 def _stays(out: Path) -> bool:
@@ -95,9 +108,9 @@ def _stays(out: Path) -> bool:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """Make a new folder in `home` for the body of the context. The folder is locked, so other processes see
-    that it is in use. At the end, the directory at the folder's path is removed. If the body has exchanged
-    the folder and the model's old directory, this removes the old directory.
+    """Make a working folder in `home`, and in it a new folder for the body of the context. The working folder
+    is locked, so other processes see that it is in use. At the end it is removed. If the body has exchanged
+    the new folder and the model's old directory, this removes the old directory.
 
     Raises:
         ConfigError: no folder can be made in `home`.
@@ -105,7 +118,7 @@ def _scratch(home: Path) -> Iterator[Path]:
     """
     try:
         home.mkdir(parents=True, exist_ok=True)
-        new, lock = _make_and_lock(home)
+        scratch, lock = _make_and_lock(home)
     except OSError as error:
         if is_full(error):
             raise
@@ -114,9 +127,12 @@ def _scratch(home: Path) -> Iterator[Path]:
             "you may write"
         ) from error
     try:
+        (scratch / _SIGN).write_bytes(_SIGN_TEXT)
+        new = scratch / "new"
+        new.mkdir()
         yield new
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         os.close(lock)
 
 
@@ -143,9 +159,21 @@ def _clear(home: Path) -> None:
             lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+                if _is_ours(Path(left)):
+                    shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _is_ours(left: Path) -> bool:
+    """Return True if a folder is the working folder of an export. One that was killed at once has nothing but
+    the beginning of the sign."""
+    names = os.listdir(left)
+    if not names:
+        return True
+    sign = left / _SIGN
+    text = sign.read_bytes() if sign.is_file() else b"another"
+    return text == _SIGN_TEXT or (names == [_SIGN] and _SIGN_TEXT.startswith(text))
 
 
 def _sync(folder: Path) -> None:
@@ -153,16 +181,17 @@ def _sync(folder: Path) -> None:
         sync_to_disk(path)
 
 
-def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
+def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str], mark: str) -> None:
     """Move the new files to `out`. If possible, exchange `new` and `out`; otherwise move the files one by
     one."""
-    if new.parent == out:
-        _move_in(new, out, stale, keys)
+    if new.parent.parent == out:
+        _move_in(new, out, stale, keys, mark)
     elif not out.exists():
         new.rename(out)
     else:
         written = {entry.name for entry in os.scandir(new)}
-        for foreign in sorted({entry.name for entry in os.scandir(out)} - {*stale, *written}):
+        kept = {entry.name for entry in os.scandir(out)} - {*stale, *written}
+        for foreign in sorted(kept):
             _link(out / foreign, new / foreign)
         shutil.copymode(out, new)
         sync_to_disk(new)
@@ -171,9 +200,12 @@ def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> N
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise
-            for foreign in {entry.name for entry in os.scandir(new)} - written:
+            for foreign in kept:
                 (new / foreign).unlink()
-            _move_in(new, out, stale, keys)
+            _move_in(new, out, stale, keys, mark)
+        else:
+            for late in {entry.name for entry in os.scandir(new)} - {*stale, *written, *kept}:
+                (new / late).rename(out / late)  # somebody has made it meanwhile
     sync_to_disk(out.parent)
 
 
@@ -197,17 +229,16 @@ def _exchange(one: Path, other: Path) -> None:
         raise OSError(number := ctypes.get_errno(), os.strerror(number), str(other))
 
 
-def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
+def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str], mark: str) -> None:
     """Move the new files into `out` one by one. Of the key files, without which no program loads a model, the
-    old ones are removed first, and the new ones are moved in last."""
+    old ones are removed first, and the new ones are moved in last. The mark is the bridge meanwhile."""
     names = {entry.name for entry in os.scandir(new)}
-    for old in [out / name for name in [*keys, *{*stale, *names}.difference(keys)]]:
-        with suppress(FileNotFoundError):
-            if old.is_dir() and not old.is_symlink():
-                shutil.rmtree(old)
-            else:
-                old.unlink()
+    bridge_of(new).rename(out / mark)
     sync_to_disk(out)
-    for name in sorted(names, key=lambda name: name in keys):
+    old = {*stale, *names} - {mark}
+    for name in sorted(old, key=lambda name: name not in keys):
+        remove(out / name)
+    sync_to_disk(out)
+    for name in sorted(names, key=lambda name: (name == mark, name in keys)):
         (new / name).rename(out / name)
     sync_to_disk(out)

@@ -21,7 +21,7 @@ import yaml
 
 from oat.config.settings import DEFAULT_PARTS, Config
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
-from oat.files import seen, start
+from oat.files import is_utf8, seen, start
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
@@ -446,6 +446,8 @@ def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def _parse(flag: str, text: str) -> Any:
+    if not is_utf8(text):
+        raise ConfigError(f"{flag}: {text!r} is no text in UTF-8; give it in UTF-8")
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError):

@@ -64,7 +64,12 @@ class ModelConfig:
     """Precision of the weights. bfloat16 is refused, since most steps of AdamW would be lost to rounding; set
     learner.autocast instead."""
     lora: LoraConfig | None = None
-    """Trains a small adapter beside frozen weights. None: every weight is trained."""
+    """Trains a small adapter beside frozen weights. None: every weight is trained that `frozen` does not
+    name."""
+    frozen: tuple[str, ...] = ()
+    """Names of tensors of `path` that are not trained; `*` stands for any characters, as in
+    `model.layers.0.*`. A model object given from Python sets them by requires_grad
+    (docs/models.md#frozen-tensors)."""
     adapter: str | None = None
     """Directory of an adapter for `path`, written by PEFT or `oat export --adapter`. The policy starts with
     this adapter and trains it further. The adapter's files then set `lora`."""
@@ -140,6 +145,11 @@ class RenderConfig:
     then be one user message (docs/data.md#questions)."""
     few_shot: Whole = 0
     """Number of worked examples that the form named by `question` shows before the prompt's own text."""
+    special_tokens: Literal["keep", "drop"] | None = None
+    """Whether the text of a sampled response has the special tokens that the model wrote. Rewards, judges,
+    environments, samples, the ledger and `oat generate` get this text. `keep`: it has them, except the tokens
+    that end a response. `drop`: it has none, also no `<think>` where that is a special token. None: `keep`;
+    a run that a version without this setting began continues with `drop`, as it began."""
     date: datetime.date | None = None
     """Date that a template reads with `strftime_now`, YYYY-MM-DD. None: the date on which the run is created;
     a continued run keeps this date."""

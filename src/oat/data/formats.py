@@ -45,6 +45,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
+from oat.data.borders import Border, implicit_end
 from oat.data.messages import (
     KINDS,
     OWN_FIELDS,
@@ -104,6 +105,8 @@ class Layout:
     Attributes:
         format: format of all records. The method `prompt` sets it at the first well-formed record; before,
             it is None.
+        is_border: function that says where the tokenizer can split a text (`Renderer.is_border`). A set of
+            prompts that are rendered sets it.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Layout:
         self.score_key = score_key
         self.numbers = dict(numbers or {})
         self.format: Format | None = None
+        self.is_border: Border = _anywhere
 
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
         """Return the prompt of a record. Its `columns` are those of the record, without the prompt. If one
@@ -261,16 +265,13 @@ class Layout:
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """Return the prompt of a preference, which is the common beginning of both responses, and the columns
-        with this beginning cut off from the responses. If the common beginning of two texts ends with a
-        space, the space stays in the responses, as in TRL's `extract_prompt`."""
+        with this beginning cut off from the responses. The common beginning of two texts ends at
+        `implicit_end`."""
         pair = [_field(columns, name, where, "prompts.responses") for name in self._pair]
         place = f"{where}: fields {self._pair[0]!r} and {self._pair[1]!r}"
         if all(isinstance(value, str) for value in pair):
             first, second = pair
-            size = sum(
-                1 for _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
-            )
-            size -= first[:size].endswith(" ")
+            size = implicit_end(first, second, self.is_border)
             if not first[:size].strip():
                 raise DataError(
                     f"{place}: expected texts that begin with a common prompt, got none; write the prompt "
@@ -397,6 +398,10 @@ def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, .
         Format(IMPLICIT, pair),
         Format(TEXT, ("text",)),
     )
+
+
+def _anywhere(before: str, after: str) -> bool:
+    return True
 
 
 def checked(record: Any, where: str) -> dict[str, Any]:

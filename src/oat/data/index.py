@@ -295,6 +295,7 @@ def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
     layout = Layout(*arguments["layout"])
     layout.format = Format(arguments["format"][0], tuple(arguments["format"][1]), arguments["format"][2])
     renderer = unpacked(arguments["renderer"])
+    layout.is_border = renderer.is_border
     name, is_array = arguments["source"]
     own = Pass(name, is_array, True, layout, Fit(renderer, *arguments["fit"]), arguments["skip"])
 

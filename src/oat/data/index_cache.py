@@ -34,6 +34,7 @@ MAX_BYTES = 2**30
 """Limit on the bytes of all indexes in one folder. Above it, the least recently used indexes are deleted."""
 _ENDING = ".index"
 _CODE = (
+    "data/borders",
     "data/fit",
     "data/formats",
     "data/index",

@@ -108,6 +108,8 @@ class PromptSet:
         self.layout = layout
         self._place = source.place
         self._reader = open_records(source.records, source.name, source.split, folder)
+        if fit is not None:
+            layout.is_border = fit.renderer.is_border
         first_pass = Pass(source.name, source.is_array, self._reader.is_json, layout, fit, skip)
         cache = IndexCache(first_pass, self._reader, max_prompts, caches)
         known = cache.index()

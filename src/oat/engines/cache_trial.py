@@ -13,6 +13,8 @@ from oat.engines.pages import PAGE
 from oat.errors import ModelError
 from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
+from oat.models.compatibility import LIBRARY_ERRORS
+from oat.models.outline_errors import NotOutlinedError, ShapesOnly, outlining
 from oat.models.packing import pack
 
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 5e-2
@@ -23,11 +25,17 @@ def page_bytes_of(lm: CausalLM) -> int:
     """Return the bytes of a page of the KV cache, over all layers. A model with weights also runs with the
     cache, on a row of 9 tokens and a row of 1 token; its logits must be those of full passes.
 
+    An outline has no values to compare. If it does not tell the size of its keys either, the result is the
+    smallest size, with which an engine can be made.
+
     Raises:
         ModelError: the logits differ, or the model cannot run with the cache.
     """
-    if not lm.has_weights:  # there are no values to compare
-        return PAGE * keys_of(lm) * cache_dtype(lm).itemsize
+    if not lm.has_weights:
+        try:
+            return PAGE * keys_of(lm) * cache_dtype(lm).itemsize
+        except NotOutlinedError:
+            return PAGE * cache_dtype(lm).itemsize
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
     cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
@@ -60,16 +68,29 @@ def page_bytes_of(lm: CausalLM) -> int:
 
 def keys_of(lm: CausalLM) -> int:
     """Return the number of elements that the keys and values of one token have in all layers together. They
-    are counted in a forward pass over one token.
+    are counted in a forward pass over two tokens of an outline.
 
     Raises:
-        ModelError: the model does not run with a layout of attention.
+        NotOutlinedError: the pass fails; or tokens also reach each other beside our attention, by attention
+            that the model's own code computes, by recurrences or by convolutions. Then only the trial with
+            weights tells whether the cache can be used.
+        ModelError: our attention refuses the model's.
     """
     keys = _Keys()
-    with torch.no_grad(), blaming_model(lm):
-        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
-        lm.hidden(one, positions=one, layout=keys)
-    return keys.numbers
+    with torch.no_grad(), outlining(), ShapesOnly():
+        # two tokens, since a mask of one token shows nothing
+        two = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
+        lm.hidden(two, positions=two, layout=keys)
+        layers = lm.num_layers
+    if not keys.numbers or len(keys.modules) < layers:
+        raise NotOutlinedError(
+            f"{len(keys.modules)} of its {layers} layers attend by code that can be replaced"
+        )
+    if len(set(map(id, keys.modules))) < len(keys.modules):
+        raise NotOutlinedError("a layer attends twice")
+    if any(isinstance(module, torch.nn.Conv1d) for module in lm.module.base_model.modules()):
+        raise NotOutlinedError("it has convolutions over tokens")
+    return keys.numbers // 2
 
 
 class _Keys:
@@ -78,10 +99,12 @@ class _Keys:
 
     def __init__(self) -> None:
         self.numbers = 0
+        self.modules: list[torch.nn.Module] = []
 
     def attend(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> Tensor:
+        self.modules.append(module)
         self.numbers += key.numel() + value.numel()
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
@@ -92,7 +115,7 @@ def blaming_model(lm: CausalLM) -> Iterator[None]:
     such as `cached_attention.Step`, which takes the place of the model's own attention."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+    except LIBRARY_ERRORS as error:
         raise ModelError(
             f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain "
             "attention model"

@@ -48,7 +48,9 @@ _STOP_MARGIN = 8
 """To find a stop string, the newest tokens are turned into text: as many as the longest stop string has
 bytes, and this number more. More are needed because the first characters of such a text can be garbled."""
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[Sequence[int], Sequence[int]], str]
+"""A function that decodes ids to text. Its second argument is the ids before them, of which the last one may
+decide whether the text begins with a blank."""
 
 
 class Decoding:
@@ -414,9 +416,11 @@ class Decoding:
         request, made = self._requests[row], self._made_N[row]
         stop = request.sampling.stop
         most_tokens = max(len(text.encode()) for text in stop) + _STOP_MARGIN
-        newest = self._ids_NT[row, max(made + 1 - most_tokens, 0) : made + 1].tolist()
-        before = min(request.begun, most_tokens - len(newest))
-        tail = self._decode([*request.ids[len(request.ids) - before :].tolist(), *newest])
+        start = max(made + 1 - most_tokens, 0)
+        newest = self._ids_NT[row, start : made + 1].tolist()
+        begin = len(request.ids) - min(request.begun, most_tokens - len(newest))
+        after = self._ids_NT[row, start - 1 : start] if start else request.ids[begin - 1 : begin]
+        tail = self._decode([*request.ids[begin:].tolist(), *newest], after.tolist())
         return any(text in tail for text in stop)
 
     def _advance(self, ids_R: Tensor) -> None:

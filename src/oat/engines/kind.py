@@ -152,7 +152,8 @@ class EngineKind(Protocol):
             slots: the model of each slot.
             num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
-            decode: turns ids into text; stop strings are searched for in this text.
+            decode: turns ids, which follow the ids of the second argument, into text; stop strings are
+                searched for in this text.
             threads: number of threads of the computation; None: the number does not change.
             pooling: the features that completions have; None: none.
         """

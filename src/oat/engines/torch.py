@@ -71,7 +71,8 @@ class TorchEngine:
             slots: the model of each slot.
             num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
-            decode: turns ids into text; stop strings are searched for in this text.
+            decode: turns ids, which follow the ids of the second argument, into text; stop strings are
+                searched for in this text.
             max_rows: largest batch, in rows. `deterministic` rounds it up to a power of two, at least 64.
             cache_gb: largest KV cache, 10^9 bytes. If it is full, the rows that entered last leave and wait.
             deterministic: on a CPU, tokens and log-probabilities of a request are bitwise equal in any batch.

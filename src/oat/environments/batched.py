@@ -10,9 +10,10 @@ import numpy as np
 from oat.environments.base import Environment, Turn
 from oat.environments.contract import plain_turn, state_fault, turn_fault, turns_fault
 from oat.environments.event_loop import LATE, EventLoop, Outcome
+from oat.environments.tools import Tools, tools_of
 from oat.errors import EpisodeError, shortened, warn
 from oat.plugins.calls import guarded
-from oat.types import Prompt
+from oat.types import Prompt, Work
 
 State = Mapping[str, Any]
 
@@ -47,6 +48,11 @@ class BatchedEnvironment:
         self._deadline_s = deadline_s
         self.name = f"the environment {type(environment).__name__}"
         self._loop = EventLoop() if is_async(environment) else None
+
+    @property
+    def tools(self) -> list[Tools]:
+        """The tools of the environment (`tools_of`)."""
+        return tools_of(self._environment)
 
     def reset(
         self, prompts: Sequence[Prompt], generators: Iterable[np.random.Generator]
@@ -83,6 +89,10 @@ class BatchedEnvironment:
         for row, turn in zip(rows, turns, strict=True):
             self._check("step_all", turn_fault(turn), [row])
         return [plain_turn(turn) for turn in turns]
+
+    def work(self) -> Work:
+        """Return the number of calls of tools that failed by a fault of the tool."""
+        return Work(broken_calls=sum(tools.broken for tools in self.tools))
 
     def failed(self, what: str, rows: Sequence[int]) -> EpisodeError:
         """Return an error that says what is wrong with the environment in episodes from records."""

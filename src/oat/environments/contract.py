@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 from oat.environments.base import Turn
+from oat.errors import shown
 from oat.types import Message
 
 
@@ -78,4 +79,7 @@ def _is_finite(reward: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return str(value)[:60]
+    try:
+        return str(value)[:60]
+    except Exception:  # a user's class may raise any
+        return shown(value, 60)

@@ -1,4 +1,4 @@
-"""Tools: plain functions that the model may call within an episode.
+"""Tools: functions that the model may call within an episode.
 
     tools = Tools([calculator])
 
@@ -7,46 +7,41 @@
         ...
         return Turn(state, answered.message, reward=0.0)
 
-A response calls a tool in one of two forms. An environment chooses one:
+An environment chooses the form in which calls are read:
 
-* `json_calls` reads `<tool_call>{"name": "calculator", "arguments": {"text": "3*4"}}</tool_call>`. Hermes,
-  Qwen and other chat models write this form.
+* `template_calls`, the default, reads every form in which published chat templates write calls, such as
+  `<tool_call>{"name": "calculator", "arguments": {"text": "3*4"}}</tool_call>` (`text/calls.py`).
+* `json_calls` reads this one form alone. Hermes, Qwen and other chat models write it.
 * `bracket_calls` reads `[calculator(3*4)]`, the form of Toolformer (arXiv:2302.04761, Section 2). It has few
   tokens. What stands between the parentheses is the tool's only argument, as text.
 
 Text of the model is only read. No text is evaluated as code, and only the functions that the environment
 names are called.
+
+What the model or a tool gets wrong is told to the model as a text that begins with `error:`. It ends no run,
+since the same responses would come again when the run is continued.
 """
 
+import asyncio
 import inspect
-import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
-from oat.errors import ConfigError, did_you_mean, shortened, shown
+from oat.environments.arguments import converted, is_possible
+from oat.environments.results import error_text, result_text, without_addresses
+from oat.errors import ConfigError, EpisodeError, did_you_mean, is_signal, shortened, shown, warn
+from oat.plugins.calls import awaited, is_installed, last_place
+from oat.text.call_forms import ToolCall
+from oat.text.calls import bracket_calls, json_calls, template_calls
 from oat.types import Message
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_BRACKET = re.compile(r"\[(\w{1,64})\(([^\[\]]*)\)\]")
-_OF_THE_CALL = (ValueError, ArithmeticError, LookupError)
+__all__ = ["ToolAnswer", "ToolCall", "Tools", "bracket_calls", "json_calls", "template_calls", "tools_of"]
+
+_OF_THE_CALL = (ValueError, ArithmeticError, LookupError, re.error, SyntaxError)
 """Exceptions of a tool that blame its arguments. Their texts are told to the model."""
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that the model wrote.
-
-    Attributes:
-        name: name of the tool; "" if the call could not be read.
-        arguments: the arguments by name, or the only argument.
-        fault: what is wrong with the call's form; "" if nothing is.
-    """
-
-    name: str
-    arguments: Mapping[str, Any] | str = ""
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,23 @@ class ToolAnswer:
         message: the results in the order of the calls, one in a line.
         calls: the calls.
         failed: number of calls that gave an error instead of a result.
+        broken: number of these whose tool failed by a fault of its own.
     """
 
     message: Message
     calls: tuple[ToolCall, ...]
     failed: int
+    broken: int = 0
+
+
+class _Default:
+    """The default of a parameter, as it is told to the model."""
+
+    def __init__(self, value: Any):
+        self._text = without_addresses(value, shown(value, 200))
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,14 @@ class _Tool:
 
     Attributes:
         types: the annotated types by the parameters' names.
+        takes: the sentence that tells the model what arguments there are.
     """
 
     name: str
     function: Callable[..., Any]
     signature: inspect.Signature
     types: Mapping[str, Any]
+    takes: str
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Self:
@@ -99,18 +108,29 @@ class _Tool:
                     f"{parameter.name} cannot have; {wrap}"
                 )
         try:
-            types = get_type_hints(function)
+            made = "__init__" if isinstance(function, type) else ""
+            types = get_type_hints(getattr(function, made) if made else function, include_extras=True)
+            wrong = next((one for one in signature.parameters if not is_possible(types.get(one, Any))), None)
         except Exception as error:
             raise ConfigError(
                 f"the types of the tool {name} cannot be read ({type(error).__name__}: {error}); repair its "
                 "annotations"
             ) from error
-        return cls(name, function, signature, types)
+        if wrong is not None:
+            raise ConfigError(
+                f"the tool {name} takes {signature}, and {wrong} cannot be a value of JSON, which is what a "
+                "model writes; annotate it with int, float, str, bool, list, dict or a class of these, and "
+                "make of it within the tool what you need"
+            )
+        told = [
+            one if one.default is one.empty else one.replace(default=_Default(one.default))
+            for one in signature.parameters.values()
+        ]
+        return cls(name, function, signature, types, f"{name} takes {signature.replace(parameters=told)}")
 
     def bound(self, given: Mapping[str, Any] | str) -> tuple[dict[str, Any], str]:
         """Return the arguments of a call by name, converted to the types of their parameters; and what is
         wrong with them, or ""."""
-        takes = f"{self.name} takes {self.signature}"
         parameters = self.signature.parameters
         if isinstance(given, str):
             names = list(parameters)[:1]
@@ -118,72 +138,75 @@ class _Tool:
         try:
             self.signature.bind(**given)
         except TypeError as error:
-            return {}, f"{error}; {takes}"
+            return {}, f"{error}; {self.takes}"
         rest = next((name for name, one in parameters.items() if one.kind is one.VAR_KEYWORD), None)
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for name, value in given.items():
             is_own = name in parameters and name != rest
+            if is_own and value is None is parameters[name].default:
+                arguments[name] = None
+                continue
             try:
-                arguments[name] = _converted(value, self.types.get(name if is_own else rest or name))
-            except (ValueError, OverflowError):
-                return {}, f"{name} is {shortened(repr(value))}; {takes}"
+                arguments[name] = converted(value, self.types.get(name if is_own else rest or name, Any))
+            except (ValueError, RecursionError) as error:
+                text, told = shown(value), error_text(error)
+                more = f" ({shortened(told, 200)})" if told and not told.startswith(text) else ""
+                return {}, f"{name} is {text}{more}; {self.takes}"
         return arguments, ""
 
 
-def json_calls(response: str) -> list[ToolCall]:
-    """Return the calls between `<tool_call>` and `</tool_call>`, each a JSON object with `name` and
-    `arguments`. A call that is not closed is none."""
-    found: list[ToolCall] = []
-    begin = response.find(_OPEN)
-    while begin >= 0:
-        end = response.find(_CLOSE, begin)
-        if end < 0:
-            break
-        found.append(_of_json(response[begin + len(_OPEN) : end]))
-        begin = response.find(_OPEN, end)
-    return found
-
-
-def bracket_calls(response: str) -> list[ToolCall]:
-    """Return the calls of the form `[name(text)]`. The text has no brackets."""
-    return [ToolCall(match[1], match[2]) for match in _BRACKET.finditer(response)]
+_Told = tuple[str, Literal["result", "failed", "broken"]]
+"""What is told of a call, and what it is: a result; an error of the call; or an error of the tool."""
 
 
 class Tools:
     """The tools of an environment.
 
-    * An argument is converted to the type that its parameter is annotated with, if this is `int`, `float`,
-      `str` or `bool` and nothing is lost.
-    * A call with an unknown name or wrong arguments is answered by an error, which the model reads. So is a
-      call whose tool raises a ValueError, an ArithmeticError or a LookupError. Other exceptions pass, since
-      they are errors of the tool: they end the training.
+    * An argument is checked against the type that its parameter is annotated with, and converted to it if
+      nothing is lost (`environments/arguments.py`).
+    * A call that cannot be read, with an unknown name or with wrong arguments is answered by an error, which
+      the model reads. So is a call whose tool raises an exception. If this is a ValueError, an
+      ArithmeticError, a LookupError, a SyntaxError or `re.error`, it blames the arguments. Any other
+      exception is a fault of the tool: a warning says so once, and the metric `episode/broken_calls` counts
+      it. Only `oat.errors.EpisodeError` passes, with which a tool can end the run.
+    * The result of an `async` tool is awaited. `answer` runs it in an event loop of its own; an `async`
+      environment calls `await tools.answer_async(response)`, which uses the environment's loop.
+    * A result is told as text (`environments/results.py`). One whose text has the address of an object ends
+      the run, since two runs would differ.
+
+    Attributes:
+        parse, role: the arguments.
+        broken: number of calls so far whose tool failed by a fault of its own (`episode/broken_calls`).
 
     Args:
-        functions: the tools. A tool is called by the name of its function, and its result is told as text.
-        parse: reads the calls in a response: `json_calls`, `bracket_calls`, or a function like them.
+        functions: the tools. A tool is called by the name of its function.
+        parse: reads the calls in a response: `template_calls`, `json_calls`, `bracket_calls`, or a function
+            like them.
         role: role of the message that answers.
         most_calls: number of calls in a response that are answered; the others are left out.
         most_characters: largest number of characters of a result; the rest is cut off.
 
     Raises:
-        ConfigError: two tools have one name, or a tool cannot be called by the names of its parameters, or
-            its types cannot be read.
+        ConfigError: two tools have one name; or a tool cannot be called by the names of its parameters, or
+            its types cannot be read, or no value of JSON has one of them.
     """
 
     def __init__(
         self,
         functions: Sequence[Callable[..., Any]],
         *,
-        parse: Callable[[str], Sequence[ToolCall]] = json_calls,
+        parse: Callable[[str], Sequence[ToolCall]] = template_calls,
         role: str = "tool",
         most_calls: int = 8,
         most_characters: int = 2000,
     ):
-        self._parse = parse
-        self._role = role
+        self.parse = parse
+        self.role = role
         self._most_calls = most_calls
         self._most_characters = most_characters
         self._tools: dict[str, _Tool] = {}
+        self._warned: set[tuple[str, type]] = set()
+        self.broken = 0
         for function in functions:
             tool = _Tool.of(function)
             if tool.name in self._tools:
@@ -191,30 +214,91 @@ class Tools:
             self._tools[tool.name] = tool
 
     def answer(self, response: str) -> ToolAnswer | None:
-        """Make the calls in a response, and return the results; None if it calls nothing."""
-        calls = tuple(self._parse(response))[: self._most_calls]
+        """Make the calls in a response, and return the results; None if it calls nothing.
+
+        Raises:
+            EpisodeError: a tool raised it, or a result has no text that is the same in every run.
+        """
+        calls = self._calls(response)
+        return self._answer(calls, [self._told(call) for call in calls])
+
+    async def answer_async(self, response: str) -> ToolAnswer | None:
+        """As `answer`, for an environment whose methods are `async`."""
+        calls = self._calls(response)
+        return self._answer(calls, [await self._told_async(call) for call in calls])
+
+    def _calls(self, response: str) -> tuple[ToolCall, ...]:
+        return tuple(self.parse(response))[: self._most_calls]
+
+    def _answer(self, calls: tuple[ToolCall, ...], told: Sequence[_Told]) -> ToolAnswer | None:
         if not calls:
             return None
-        told = [self._told(call) for call in calls]
-        content = "\n".join(text for text, _ in told)
-        failed = sum(not is_fine for _, is_fine in told)
-        return ToolAnswer(Message(self._role, content), calls, failed)
+        content = "\n".join(self._text(text) for text, _ in told)
+        kinds = [kind for _, kind in told]
+        failed = len(kinds) - kinds.count("result")
+        return ToolAnswer(Message(self.role, content), calls, failed, kinds.count("broken"))
 
-    def _told(self, call: ToolCall) -> tuple[str, bool]:
-        """Return what is told of a call, and true if it is a result."""
-        fault = call.fault
-        if not fault and call.name not in self._tools:
+    def _told(self, call: ToolCall) -> _Told:
+        """Make a call, and return what is told of it."""
+        tool, arguments, fault = self._prepared(call)
+        if tool is None:
+            return f"error: {fault}", "failed"
+        try:
+            result = tool.function(**arguments)
+            return result_text(
+                awaited(result) if inspect.isawaitable(result) else result, tool.name
+            ), "result"
+        except BaseException as error:
+            return self._error(tool, error)
+
+    async def _told_async(self, call: ToolCall) -> _Told:
+        tool, arguments, fault = self._prepared(call)
+        if tool is None:
+            return f"error: {fault}", "failed"
+        try:
+            result = tool.function(**arguments)
+            return result_text(await result if inspect.isawaitable(result) else result, tool.name), "result"
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the environment is late
+                raise
+            return self._error(tool, error)
+        except BaseException as error:
+            return self._error(tool, error)
+
+    def _prepared(self, call: ToolCall) -> tuple[_Tool | None, dict[str, Any], str]:
+        """Return the tool of a call and its arguments; or None, nothing, and what is wrong."""
+        if call.fault:
+            return None, {}, call.fault
+        if call.name not in self._tools:
             fault = f"there is no tool {shortened(call.name)!r}; {did_you_mean(call.name, self._tools)}"
-        if fault:
-            return self._text(f"error: {fault}"), False
+            return None, {}, fault
         tool = self._tools[call.name]
         arguments, fault = tool.bound(call.arguments)
-        if fault:
-            return self._text(f"error: {fault}"), False
-        try:
-            return self._text(str(tool.function(**arguments))), True
-        except _OF_THE_CALL as error:
-            return self._text(f"error: {error or type(error).__name__}"), False
+        return (None if fault else tool), arguments, fault
+
+    def _error(self, tool: _Tool, error: BaseException) -> _Told:
+        """Return what is told of an exception of a tool.
+
+        Raises:
+            EpisodeError, or an exception of a signal: it is the exception.
+        """
+        if is_signal(error) or isinstance(error, EpisodeError | GeneratorExit):
+            raise error
+        kind, text = type(error), error_text(error)
+        if isinstance(error, _OF_THE_CALL):
+            return f"error: {text or kind.__name__}", "failed"
+        self.broken += 1
+        said = " ".join(f"{kind.__name__}: {text}".split()) if text else kind.__name__
+        if (tool.name, kind) not in self._warned:
+            self._warned.add((tool.name, kind))
+            place = last_place(error, lambda file: not (file.startswith("<") or is_installed(file)))
+            warn(
+                f"the tool {tool.name} failed: {shortened(said, 300)}{f' ({place})' if place else ''}. The "
+                "model reads this as an error, and the run goes on (said once for each kind of error). "
+                "Repair the tool, or let it raise a ValueError if the arguments are to blame"
+            )
+        return f"error: the tool failed ({said})", "broken"
 
     def _text(self, text: str) -> str:
         """Return text that a tokenizer can read."""
@@ -222,40 +306,17 @@ class Tools:
         return shortened(plain, self._most_characters)
 
 
-def _of_json(text: str) -> ToolCall:
-    wrong = 'a call is {"name": ..., "arguments": {...}}'
-    try:
-        call = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return ToolCall("", fault=f"this is not JSON; {wrong}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return ToolCall("", fault=wrong)
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return ToolCall(call["name"], fault=f"the arguments are no object; {wrong}")
-    return ToolCall(call["name"], arguments)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
+def tools_of(environment: Any) -> list[Tools]:
+    """Return the tools of an environment: in its attributes, in those of its class, in the module of its
+    class, and in lists and dicts that stand there."""
+    kinds = [kind for kind in type(environment).__mro__ if kind is not object]
+    module = getattr(sys.modules.get(type(environment).__module__), "__dict__", {})
+    places = [getattr(environment, "__dict__", {}), *map(vars, kinds), module]
+    values = [value for place in places for value in [*place.values()]]
+    parts = [[*each.values()] if isinstance(each, dict) else each for each in values]
+    inner = [part for each in parts if isinstance(each, list | tuple) for part in each]
+    return [*{id(each): each for each in [*values, *inner] if isinstance(each, Tools)}.values()]
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty
-
-
-def _converted(value: Any, wanted: Any) -> Any:
-    """Return a value as the type that is wanted.
-
-    Raises:
-        ValueError, OverflowError: the value is of another kind, or would lose something.
-    """
-    if wanted not in (int, float, str, bool) or type(value) is wanted:
-        return value
-    if isinstance(value, str) and wanted in (int, float):
-        return wanted(value)
-    if isinstance(value, int) and not isinstance(value, bool) and wanted is float:
-        return float(value)
-    if isinstance(value, float) and wanted is int and value.is_integer():
-        return int(value)
-    raise ValueError(value)

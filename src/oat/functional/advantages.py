@@ -230,6 +230,47 @@ def batch_scaled(
     return _divided(centred_N, ((squares / (count - 1).clamp(min=1)).sqrt() + eps).to(centred_N.dtype))
 
 
+def batch_centred(
+    rewards_N: Float[Tensor, " N"],
+    *,
+    valid_N: Bool[Tensor, " N"] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return each reward minus the mean of all valid rewards, whatever their groups; it is not divided.
+
+    A_n = r_n - mean of all groups' rewards
+
+    Arguments, units and errors as in `batch_scaled`. The mean is computed in float64. The advantage is
+    exactly 0 if all rewards are equal, and where a reward is missing.
+    """
+    valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
+    _, mean, _ = moments_of(rewards_N, valid_N, reduce)
+    return torch.where(valid_N, rewards_N.double() - mean, 0.0).to(rewards_N.dtype)
+
+
+def standardised(
+    values_N: Float[Tensor, " N"],
+    *,
+    eps: float = 1e-4,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return the advantages of responses, scaled to mean 0 and standard deviation 1 over all of them. This is
+    the `normalize_advantages` of TRL's RLOO. `whiten` does so over tokens, so that long responses count more.
+
+    out = (x - mean) / (std + eps),   std unbiased
+
+    The statistics are computed in float64. One value, and equal values, become 0.
+
+    Args:
+        values_N: any unit, no gradient needed.
+        eps: added to the std, in units of the values.
+        reduce: as in `batch_scaled`.
+    """
+    count, mean, squares = moments_of(values_N, torch.ones_like(values_N, dtype=torch.bool), reduce)
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    return _divided(values_N.double() - mean, std + eps).to(values_N.dtype)
+
+
 def whiten(
     values_K: Float[Tensor, " K"],
     mask_K: Float[Tensor, " K"],

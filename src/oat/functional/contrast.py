@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from oat.functional._checks import check_same_shape
+from oat.functional._sigmoid import sigmoid
 from oat.functional.preference import dpo_loss
 
 ORPO_EPS = 1e-6
@@ -32,7 +33,7 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
     term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
 
     The term has its minimum, 0, at beta h = log((1 - label_smoothing) / label_smoothing). Its gradient
-    vanishes as q approaches 0 or 1.
+    vanishes as q approaches 0 or 1. Computed in float64, since near the minimum its parts cancel.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
@@ -41,11 +42,12 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
     Returns:
         Unreduced terms, nats.
     """
-    logits = beta * margin_U
+    logits = beta * margin_U.double()
     chosen, rejected = logsigmoid(logits), logsigmoid(-logits)
-    return chosen.exp() * (chosen - math.log1p(-label_smoothing)) + rejected.exp() * (
+    terms = chosen.exp() * (chosen - math.log1p(-label_smoothing)) + rejected.exp() * (
         rejected - math.log(label_smoothing)
     )
+    return terms.to(margin_U.dtype)
 
 
 def nca_loss(
@@ -84,7 +86,7 @@ def apo_zero_loss(
     [0, 2].
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
-    return torch.sigmoid(-beta * chosen_U) + torch.sigmoid(beta * rejected_U)
+    return sigmoid(-beta * chosen_U) + sigmoid(beta * rejected_U)
 
 
 def apo_down_loss(
@@ -98,7 +100,7 @@ def apo_down_loss(
     Arguments and errors as in `apo_zero_loss`. Terms have no unit and are in [0, 2].
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
-    return torch.sigmoid(beta * chosen_U) + torch.sigmoid(-beta * (chosen_U - rejected_U))
+    return sigmoid(beta * chosen_U) + sigmoid(-beta * (chosen_U - rejected_U))
 
 
 def sppo_hard_loss(
@@ -209,7 +211,7 @@ def kto_loss(
     check_same_shape(ratio_U=ratio_U, is_desirable_U=is_desirable_U, baseline_U=baseline_U)
     above = beta * (ratio_U - baseline_U)
     # 0.0 * above makes the term NaN if the ratio is infinite
-    return torch.sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above
+    return sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above
 
 
 def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:

@@ -110,10 +110,10 @@ class _LinearFunctionals(torch.autograd.Function):
             for rows in _blocks(logits):
                 place = slice(span.start + rows.start, span.start + rows.stop)
                 chosen = logits[rows].gather(1, ids[place, None].long())[:, 0]
-                total[place], mean = _normalised(logits[rows], entropy)
+                total[place], entropies = _normalised(logits[rows], entropy)
                 columns[0][place] = chosen - total[place]
-                if mean is not None:
-                    columns[1][place] = total[place] - mean
+                if entropies is not None:
+                    columns[1][place] = entropies
             return logits
 
         for span in _spans(len(hidden), chunk):
@@ -172,14 +172,21 @@ class _LinearFunctionals(torch.autograd.Function):
         )
 
 
-def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the logsumexp of each row of logits, and the mean of each row's logits under their softmax.
-    Without `mean`, the second value is None."""
+def _normalised(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the logsumexp of each row of logits, and the entropy of each row's softmax. Without `entropy`,
+    the second value is None.
+
+    The entropy is the sum of log(sum of e^x) and of - sum of p x, with x the distance to the largest logit.
+    Neither is negative, so no digits cancel.
+    """
     top = logits.amax(-1)
     weights = (logits - top[:, None]).exp_()
     normaliser = weights.sum(-1)
     total = top + normaliser.log()
-    return total, logits.masked_fill(weights == 0, 0.0).mul_(weights).sum(-1) / normaliser if mean else None
+    if not entropy:
+        return total, None
+    below = (logits - top[:, None]).masked_fill_(weights == 0, 0.0).mul_(weights).sum(-1)
+    return total, normaliser.log() - below / normaliser
 
 
 def _turn_into_slope(

@@ -10,15 +10,18 @@ policy:
     k3 = e^-d - 1 + d    the divergence; no term is negative
 
 The estimators clamp nothing unless `max_log_ratio` is set: in float32, e^-d overflows to infinity if d is
-below -88 nats. They are elementwise. Their two arguments have the same shape, usually (K,) trained tokens.
+below -88 nats. They are elementwise. Their arguments have the same shape, usually (K,) trained tokens. k2 and
+k3 compute in float64, since in float32 e^-d - 1 + d and its slope lose their digits if d is near 0; the
+result has the precision of `logps`.
 
 The gradient of a term is not the gradient of the divergence, which also changes with the probabilities by
 which tokens are drawn: the gradient of k1 has the mean 0, that of k2 the mean of KL(policy || reference)'s
-gradient, and that of k3 the mean of KL(reference || policy)'s. `importance_weighted` mends this.
+gradient, and that of k3 the mean of KL(reference || policy)'s. `unbiased_kl` mends this.
 """
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -60,7 +63,8 @@ def kl_k2(
 ) -> Float[Tensor, "*shape"]:
     """Return the terms of the estimator k2: half the square of k1. Arguments, units and errors as in
     `kl_k1`."""
-    return 0.5 * kl_k1(logps, reference_logps, max_log_ratio=max_log_ratio).square()
+    difference = kl_k1(logps.double(), reference_logps.double(), max_log_ratio=max_log_ratio)
+    return (0.5 * difference.square()).to(logps.dtype)
 
 
 def kl_k3(
@@ -71,34 +75,59 @@ def kl_k3(
 ) -> Float[Tensor, "*shape"]:
     """Return the terms of the estimator k3: e^-d - 1 + d with d = k1. Arguments, units and errors as in
     `kl_k1`."""
-    difference = kl_k1(logps, reference_logps, max_log_ratio=max_log_ratio)
-    return torch.expm1(-difference) + difference
+    difference = kl_k1(logps.double(), reference_logps.double(), max_log_ratio=max_log_ratio)
+    return (torch.expm1(-difference) + difference).to(logps.dtype)
 
 
 KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 """The estimators by name."""
 
 
-def importance_weighted(
-    terms: Float[Tensor, "*shape"], logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"]
+def unbiased_kl(
+    estimator: Literal["k1", "k3"],
+    logps: Float[Tensor, "*shape"],
+    reference_logps: Float[Tensor, "*shape"],
+    sampled_logps: Float[Tensor, "*shape"],
+    old_logps: Float[Tensor, "*shape"],
+    *,
+    max_log_ratio: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """Return the terms of k1 or k3 times the importance ratio, which has a gradient (DeepSeek-V3.2,
+    """Return the terms k(d) of k1 or k3 times the importance ratio r, which has a gradient (DeepSeek-V3.2,
     arXiv:2512.02556). Over tokens that the old policy drew, the result and its gradient have the mean of the
     divergence and of its gradient.
 
-    out_t = r_t term_t,   r_t = exp(logps - old_logps), clamped as in `policy.log_ratio`
+    out_t = r_t k(d_t),   r_t = exp(sampled_logps - old_logps),   d_t = logps - reference_logps
+    slope with respect to sampled_logps: r_t (k(d_t) + k'(d_t)), that is r_t d_t of k3, r_t (d_t + 1) of k1
+
+    The slope is computed by this formula, since the parts of k3's are e^-d and -e^-d, but for small numbers.
+    With `max_log_ratio` c, d_t is clamped to [-c, c] in value and slope. So k3 pulls every token towards the
+    reference, and the gradients of k1 and k3 have one mean. r_t is clamped as in `policy.log_ratio`.
+
+    If tokens are drawn at another temperature than 1, or from kept sets, the two log-probabilities of the
+    policy differ. Departure: `sampled_logps` gets the slope k' of `logps` too. Otherwise the two parts of
+    k3's slope would not cancel, and could pull a token away from the reference.
 
     Args:
-        terms: terms of `kl_k1` or `kl_k3`, nats, with grad.
-        logps: log-probabilities of the sampled tokens under the policy, nats, with grad. They belong to the
-            distribution that was drawn from, whereas `terms` may be made of raw log-probabilities.
+        logps: raw log-probabilities of the sampled tokens under the policy, nats; their gradient is not used.
+        reference_logps: the same under the reference, nats, no grad.
+        sampled_logps: log-probabilities of the tokens under the policy in the distribution that was drawn
+            from, nats, with grad.
         old_logps: the same under the policy at `prepare`, nats, no grad.
+        max_log_ratio: as in `kl_k1`, but a d beyond it keeps the slope that it has at the bound.
+    Returns:
+        Unreduced terms, nats.
 
     Raises:
         ShapeError: shapes disagree.
     """
-    check_same_shape(terms=terms, logps=logps, old_logps=old_logps)
-    return log_ratio(logps, old_logps).exp() * terms
+    check_same_shape(
+        logps=logps, reference_logps=reference_logps, sampled_logps=sampled_logps, old_logps=old_logps
+    )
+    d = kl_k1(logps.detach().double(), reference_logps.double(), max_log_ratio=max_log_ratio)
+    terms, slopes = (d, d + 1.0) if estimator == "k1" else (torch.expm1(-d) + d, d)
+    x = sampled_logps.double()
+    ratio = log_ratio(x.detach(), old_logps.double()).exp()
+    return (ratio * terms + ratio * slopes * (x - x.detach())).to(sampled_logps.dtype)
 
 
 MOST_ERROR = 0.2

@@ -6,7 +6,7 @@ pair; `chosen` and `rejected` are the two responses of a pair.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
@@ -74,6 +74,37 @@ def length_margin(
     """
     check_same_shape(margin_U=margin_U, chosen_length_U=chosen_length_U, rejected_length_U=rejected_length_U)
     return margin_U + (alpha / beta) * (chosen_length_U - rejected_length_U)
+
+
+def length_desensitised(
+    logps_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int, *, alpha: float
+) -> Float[Tensor, " K"]:
+    """Return the log-probabilities of tokens as they count in length-desensitised DPO (LD-DPO,
+    arXiv:2409.06411, Section 4): those beyond the length of the pair's shorter response are multiplied by
+    alpha. The log-probability of a response is their sum.
+
+    out_t = logps_t for the first n tokens of a row, alpha logps_t for the others,
+    n the number of tokens of the pair's shorter response
+
+    With alpha = 0 a long response has no larger gradient for its length alone. With alpha = 1 all tokens
+    count fully, as in DPO.
+
+    Args:
+        logps_K: log-probabilities of the trained tokens, nats; the gradient flows back to them. The tokens of
+            a row follow each other.
+        row_of_K: index of the row of each token, in [0, num_rows). Rows 2u and 2u + 1 are a pair.
+        num_rows: N, even.
+        alpha: in [0, 1].
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(logps_K=logps_K, row_of_K=row_of_K)
+    shorter_U = row_of_K.bincount(minlength=num_rows).view(-1, 2).amin(1)
+    at_K = torch.arange(len(row_of_K), device=row_of_K.device)
+    first_N = at_K.new_full((num_rows,), len(at_K)).scatter_reduce(0, row_of_K, at_K, "amin")
+    is_shared_K = at_K - first_N[row_of_K] < shorter_U[row_of_K // 2]
+    return torch.where(is_shared_K, logps_K, alpha * logps_K)
 
 
 def positive_margin(
@@ -231,11 +262,13 @@ def bnf_scores(
         ShapeError: shapes disagree.
     """
     check_same_shape(logps_K=logps_K, reference_logps_K=reference_logps_K, entropy_K=entropy_K)
-    frozen_K = logps_K.detach()
+    # in float32, 1 - tau and tau - omega p would lose their digits where p and q are near 1
+    frozen_K = logps_K.detach().double()
     p_K, others_K = frozen_K.exp(), -torch.expm1(frozen_K)
-    tau_K = (p_K / (reference_logps_K.exp() + BNF_EPS)).clamp(max=1)
+    tau_K = (p_K / (reference_logps_K.double().exp() + BNF_EPS)).clamp(max=1)
     omega_K = (1 - tau_K + BNF_EPS) / (others_K + BNF_EPS)
-    return tau_K * logps_K + omega_K * (-entropy_K.detach() - p_K * logps_K)
+    scores_K = (tau_K - omega_K * p_K) * logps_K.double() - omega_K * entropy_K.detach().double()
+    return scores_K.to(logps_K.dtype)
 
 
 def bnf_loss(

@@ -1,6 +1,6 @@
 """Losses of the policy other than the clipped surrogate of PPO (`policy.py`). In all of them
-r_t = exp(logps - old_logps) is the importance ratio of a token, whose logarithm is clamped as in `log_ratio`,
-A_t its advantage, and sg stops the gradient.
+r_t = exp(logps - old_logps) is the importance ratio of a token, whose logarithm is clamped as in `log_ratio`
+unless a function says otherwise, A_t its advantage, and sg stops the gradient.
 
 Every function has arguments of one shape, usually (K,) trained tokens:
 
@@ -18,12 +18,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oat.functional._checks import check_same_shape
+from oat.functional._sigmoid import sigmoid
 from oat.functional.policy import log_ratio
 from oat.functional.segments import segment_mean, segment_sum
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
 MOST_LOG_WEIGHT = 20.0
-"""Bounds of the logarithm of a response's weight in `vespo_loss`, nats; those of TRL 1.16."""
+"""Bounds of the logarithm of a response's weight in `vespo_loss`, nats; those of TRL 1.16. The upper one also
+bounds the exponent of `policy_drift`."""
 
 
 def reinforce_loss(
@@ -92,7 +94,7 @@ def gspo_loss(
     check_same_shape(logps_K=logps_K, old_logps_K=old_logps_K, advantages_K=advantages_K)
     mean_K = segment_mean(log_ratio(logps_K, old_logps_K), row_of_K, num_rows)[row_of_K]
     if per_token:
-        mean_K = mean_K.detach() + logps_K - logps_K.detach()
+        mean_K = mean_K.detach() + (logps_K - logps_K.detach())
     ratio_K = mean_K.exp()
     free_K = -ratio_K * advantages_K
     bounded_K = -ratio_K.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_K
@@ -147,7 +149,7 @@ def sapo_loss(
     check_same_shape(logps=logps, old_logps=old_logps, advantages=advantages)
     ratio = torch.exp(log_ratio(logps, old_logps))
     tau = torch.where(advantages > 0, ratio.new_tensor(temperature), ratio.new_tensor(negative_temperature))
-    return -4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * advantages, torch.zeros_like(ratio)
+    return -4.0 / tau * sigmoid(tau * (ratio - 1.0)) * advantages, torch.zeros_like(ratio)
 
 
 def vespo_loss(
@@ -207,7 +209,7 @@ def cpgd_loss(
     clip_high: float,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """Return the terms of CPGD (arXiv:2505.12504): the logarithm of the ratio takes the place of the ratio,
-    so the gradient is never multiplied by a ratio.
+    so the gradient is never multiplied by a ratio. Nothing can overflow, so l_t is not clamped.
 
     term_t = - min(l_t A_t, clip(l_t, ln(1 - clip_low), ln(1 + clip_high)) A_t),   l_t = ln r_t
 
@@ -220,8 +222,8 @@ def cpgd_loss(
         ShapeError: shapes disagree.
     """
     check_same_shape(logps=logps, old_logps=old_logps, advantages=advantages)
-    difference = log_ratio(logps, old_logps)
-    lowest = None if clip_low is None or clip_low >= 1 else math.log(1 - clip_low)
+    difference = logps - old_logps
+    lowest = None if clip_low is None or clip_low >= 1 else math.log1p(-clip_low)
     free = -difference * advantages
     bounded = -difference.clamp(lowest, math.log1p(clip_high)) * advantages
     return torch.maximum(free, bounded), (bounded > free).to(free.dtype)
@@ -231,10 +233,16 @@ def policy_drift(
     logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
     """Return estimates of KL(old policy || policy) from tokens that the old policy sampled: r_t - 1 - ln r_t
-    (k3; CPGD, arXiv:2505.12504). Never negative, nats.
+    (k3; CPGD, arXiv:2505.12504). Never negative up to a ratio of e^20, nats.
+
+    A ratio above e^20 counts as e^20 in the value and in the slope, r_t - 1. So a token that is far from the
+    old policy is still drawn back to it. Computed in float64, since small terms would lose their digits.
 
     Raises:
         ShapeError: shapes disagree.
     """
-    difference = log_ratio(logps, old_logps)
-    return torch.expm1(difference) - difference
+    check_same_shape(logps=logps, old_logps=old_logps)
+    difference = logps.double() - old_logps.double()
+    bounded = difference.detach().clamp(max=MOST_LOG_WEIGHT)
+    exponent = bounded + (difference - difference.detach())
+    return (torch.expm1(exponent) - difference).to(logps.dtype)

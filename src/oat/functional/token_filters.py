@@ -49,8 +49,9 @@ def top_share_of_rows(
     mask_K: Float[Tensor, " K"] | None = None,
 ) -> Float[Tensor, " K"]:
     """Return 1 for the tokens with the largest values of their row, and 0 for the others. In each row exactly
-    ceil(share * tokens of the row) tokens are 1. LightRFT filters high-entropy tokens in this way; the paper
-    has one quantile for all rows (`top_share`).
+    ceil(share * tokens of the row) tokens are 1. The paper of high-entropy tokens has one quantile for all
+    rows (`top_share`). LightRFT takes the share in each row, with two differences: it rounds down, and its
+    loss is divided by the number of chosen tokens, where ours keeps the denominator of the reduction.
 
     Arguments and errors as in `top_share`.
 

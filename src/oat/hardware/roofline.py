@@ -40,7 +40,7 @@ import torch
 
 from oat.functional.products import product
 from oat.hardware.threads import on_threads
-from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.causal_lm import CausalLM, is_adapter, number_in
 from oat.models.nf4 import count
 from oat.types import Work
 
@@ -53,6 +53,9 @@ _SECONDS = 0.05
 """Least total time of a measurement's timed rounds, in seconds."""
 _PRODUCT_S = 0.002
 _WIDEST = 8192
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+"""Names that configurations give to the number of experts, and to the number that a token goes through."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +157,13 @@ class Cost:
 
 
 def cost_of(lm: CausalLM) -> Cost:
-    """Return the cost of a model. If `lm.is_base`, an adapter's matrices are not counted."""
-    config = lm.module.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", 0)
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    experts_share = config.num_experts_per_tok / experts if experts else 1.0
+    """Return the cost of a model. If `lm.is_base`, an adapter's matrices are not counted. What the model's
+    configuration does not say in numbers is left out: attention that has no heads or differs from layer to
+    layer, and the share of experts."""
+    heads = number_in(lm, "num_attention_heads")
+    head_width = number_in(lm, "head_dim") or number_in(lm, "hidden_size") // max(1, heads)
+    experts, chosen = number_in(lm, *_EXPERTS), number_in(lm, *_CHOSEN_EXPERTS)
+    experts_share = min(1.0, chosen / experts) if experts and chosen else 1.0
     of_head = set(map(id, lm.module.get_output_embeddings().parameters()))
     looked_up = {
         id(module.weight) for module in lm.module.modules() if isinstance(module, torch.nn.Embedding)
@@ -181,7 +185,7 @@ def cost_of(lm: CausalLM) -> Cost:
         head=total(in_head),
         trained_backbone=total(backbone & trained),
         trained_head=total(in_head & trained),
-        attention=4 * config.num_hidden_layers * heads * head_width,
+        attention=4 * number_in(lm, "num_hidden_layers") * heads * head_width,
         dtype=next(lm.module.parameters()).dtype,
     )
 

@@ -24,7 +24,7 @@ import numpy as np
 from oat.errors import ConfigError, DataError, did_you_mean
 from oat.explore.find_rule import checksum_of_rule, find_rule
 from oat.explore.settings import ModelLabelsConfig
-from oat.files import write_atomically
+from oat.files import appearing
 from oat.laboratory.agents import AGENTS
 from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
@@ -39,6 +39,12 @@ the upper end of the interval of `bai_ts` below 1.3."""
 BASELINE = "passive"
 _RESAMPLES = 2000
 _FIELDS = ("world", "agent", "rule", "share", "rate", "seed", "clashes", "queries", "regrets")
+_TRIALS = ("curves.csv", "tuning.csv")
+_BESIDE = ("rules.json", "table.md", "regret.png")
+"""The files of a folder of trials: `_TRIALS` begin with `_FIELDS`, and `_BESIDE` are made of them."""
+
+
+_HEAD = ",".join(_FIELDS) + "\n"
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,14 @@ def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]
         DataError: the file is none that this function wrote.
     """
     if file.exists():
+        if not _has_trials(file):
+            raise _no_trials(file)
         _cut_unfinished_line(file)
+    else:
+        write(file, _HEAD)  # first, since it marks the folder
     _remove_changed({case.rule for case in cases if ":" in case.rule}, file)
-    known = read_curves(file) if file.exists() else {}
+    known = read_curves(file)
     missing = [case for case in dict.fromkeys(cases) if case not in known]
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(",".join(_FIELDS) + "\n", encoding="utf-8")
     with file.open("a", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         for case, curve in _each(missing, jobs):
@@ -140,9 +147,44 @@ def _remove_changed(names: Collection[str], file: Path) -> None:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         rule = _FIELDS.index("rule")
         kept = [line for line, row in zip(lines, csv.reader(lines), strict=True) if row[rule] not in changed]
-        write_atomically(file, "".join(kept))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(codes, json.dumps({**known, **present}, indent=1) + "\n")
+        write(file, "".join(kept))
+    write(codes, json.dumps({**known, **present}, indent=1) + "\n")
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse a folder with files that `oat bench explore` would replace and did not write.
+
+    Raises:
+        ConfigError: there are files of such names, and no trials that `run_cases` wrote.
+        DataError: a file that has the name of trials has something else.
+    """
+    there = [name for name in (*_TRIALS, *_BESIDE) if os.path.lexists(folder / name)]
+    trials = [folder / name for name in _TRIALS if name in there]
+    if there and not trials:
+        raise ConfigError(
+            f"{folder}: has {', '.join(there)} and no {_TRIALS[0]} of `oat bench explore`, which would "
+            "replace them; give another --out"
+        )
+    for file in trials:
+        if not _has_trials(file):
+            raise _no_trials(file)
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file of a folder that `refuse_foreign` has passed, in one piece."""
+    with appearing(file, "--out", is_ours=lambda _: True) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def _has_trials(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return stream.read(len(_HEAD)) == _HEAD.encode()
+
+
+def _no_trials(file: Path) -> DataError:
+    return DataError(f"{file}: has no trials of the laboratory; move it away, or give another --out")
 
 
 def _cut_unfinished_line(file: Path) -> None:

@@ -25,11 +25,13 @@ from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
-from oat.learner.models import Model, frozen_checksum
+from oat.learner.gradient_norm import clip_gradient
+from oat.learner.models import Model, frozen_checksum, refuse_other_tensors
 from oat.learner.moving_reference import Following
 from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_results
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.learner.reduction import Reduction
+from oat.models.causal_lm import checkpointing
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Batch, Trajectory
 
@@ -66,8 +68,7 @@ class Learner:
             limit.
         micro_batch_tokens: largest number of tokens in one forward pass; a single unit may have more. A
             prompt that rows share counts for each of them. None: no limit.
-        gradient_checkpointing: True: trained models learn in training mode, and compute each layer again in
-            the backward pass.
+        gradient_checkpointing: True: trained models compute each layer again in the backward pass.
         max_updates: largest number of optimiser steps in an update that trains the policy or the reward
             model; None: no limit.
         critic_only_steps: number of the first updates in which only the critic learns, of an objective that
@@ -269,21 +270,11 @@ class Learner:
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """Turn gradients on within the body, even if user code has turned them off. With gradient
-        checkpointing, also put the models that the objective trains into training mode."""
-        modules = (
-            [self.trained[name].model.module for name in self._learning(objective)]
-            if self.gradient_checkpointing
-            else []
-        )
-        for module in modules:
-            module.train()
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            for module in modules:
-                module.eval()
+        """Turn gradients on within the body, even if user code has turned them off. With
+        `gradient_checkpointing`, also let the models that the objective trains checkpoint."""
+        trained = self._learning(objective) if self.gradient_checkpointing else []
+        with checkpointing(self.trained[name].model.module for name in trained), torch.enable_grad():
+            yield
 
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
         rates = {}
@@ -295,7 +286,7 @@ class Learner:
 
     def _clip(self, part: Trained) -> float:
         parameters = [p for group in part.optimiser.param_groups for p in group["params"]]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
+        return clip_gradient(parameters, part.settings.max_grad_norm)
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
         """Leave out an optimiser step with nonfinite numbers: change no weight, warn, and count the step. If
@@ -377,8 +368,12 @@ class Learner:
         """Restore a state.
 
         Raises:
-            CheckpointError: the frozen weights differ from those with which the state was made.
+            CheckpointError: the frozen weights differ from those with which the state was made, or the names
+                of the others do.
         """
+        weights = {model: _below(state, f"{model}/weights/") for model in self._moving}
+        for model, tensors in weights.items():
+            refuse_other_tensors(model, tensors, self.models[model].trainable())
         changed = sorted(
             name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
         )
@@ -394,16 +389,8 @@ class Learner:
         self.left_out = {**dict.fromkeys(self.steps, 0), **state.get("left_out", {})}
         if self.following is not None:
             self.following.load_state(state["following"])
-        for model in self._moving:
-            prefix = f"{model}/weights/"
-            self.load_weights(
-                model,
-                {
-                    name.removeprefix(prefix): tensor
-                    for name, tensor in state.items()
-                    if name.startswith(prefix)
-                },
-            )
+        for model, tensors in weights.items():
+            self.load_weights(model, tensors)
         for model, part in self.trained.items():
             part.optimiser.state.clear()
             for name, parameter in part.model.trainable().items():
@@ -413,6 +400,10 @@ class Learner:
                         key: state[place].to("cpu" if key == "step" else parameter.device, copy=True)
                         for key, place in moments.items()
                     }
+
+
+def _below(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray]:

@@ -28,6 +28,7 @@ from oat.algorithms.base import Objective
 from oat.errors import ConfigError
 from oat.hardware.threads import candidates, fastest
 from oat.learner.learner import Learner
+from oat.models.outline_errors import shaped
 from oat.types import KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
@@ -68,7 +69,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0
-        made = func(*args, **(kwargs or {}))
+        made = shaped(func, args, kwargs or {})
         given = {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(made):
             place = storage._cdata

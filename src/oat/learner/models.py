@@ -2,18 +2,19 @@
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from oat.algorithms.base import STATES
+from oat.errors import CheckpointError
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.hardware.roofline import WorkCounter
 from oat.learner.passes import prompt_of, sequences_of, shared_prompts
-from oat.models.causal_lm import CausalLM, Layer
+from oat.models.causal_lm import CausalLM, Layer, is_adapter
 from oat.types import Trajectory
 
 CHUNK_LOGITS = 2**26
@@ -248,6 +249,32 @@ def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> 
         if id(tensor) not in moves
     ]
     return zlib.crc32(json.dumps(sums).encode())
+
+
+def refuse_other_tensors(model: str, held: Collection[str], expected: Collection[str]) -> None:
+    """Refuse a checkpoint that has other tensors of a model than the model that is loaded now.
+
+    Args:
+        model: the model's name, for the message.
+        held: names of the tensors in the checkpoint.
+        expected: names of the model's tensors that learning changes.
+
+    Raises:
+        CheckpointError: the names differ.
+    """
+    wrong = sorted(set(held) ^ set(expected))
+    if not wrong:
+        return
+    advice = "put its files and settings back as they were, or begin a new run"
+    if any(is_adapter(name) for name in set(held) - set(expected)):
+        advice = (
+            "an earlier version of oat loaded the adapter that stands beside the model in its folder "
+            "(adapter_config.json), and trained both; begin a new run, with model.adapter if you want it"
+        )
+    raise CheckpointError(
+        f"the checkpoint has other tensors of the {model} than the model has now: {len(wrong)} differ, for "
+        f"example `{wrong[0]}`; {advice}"
+    )
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:

@@ -52,6 +52,10 @@ NAMES = {
         "mean over the ensemble's training pairs of the mean reward over members of the chosen response"
     ),
     "ensemble/reward_rejected": "as ensemble/reward_chosen, but of the rejected response",
+    "episode/broken_calls": (
+        "number of the model's calls of tools in which the tool raised an exception that does not blame the "
+        "arguments (oat.environments.tools)"
+    ),
     "episode/turns": "mean number of the model's turns in an episode (sampling.environment)",
     "eval/best": (
         "mean score (or probability of winning) of the response that the ensemble finds best among several "

@@ -9,6 +9,7 @@ from oat.metrics.units import listed
 UNREPEATABLE = (
     "time/",
     "roofline/",
+    "episode/broken_calls",
     "oracle/reasked",
     "oracle/invalid_frac",
     "oracle/latency_s",

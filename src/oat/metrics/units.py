@@ -39,6 +39,7 @@ _UNITS = {
     "count": (
         "alarms/raised",
         "answers/expired",
+        "episode/broken_calls",
         "ensemble/pairs",
         "oracle/pairs",
         "optim/left_out",

@@ -398,15 +398,23 @@ def attention(
     """Compute the attention of one layer. Transformers calls this function in every layer.
 
     Raises:
-        ModelError: there is a layout, and the layer's attention has soft caps, sinks or a position bias.
+        ModelError: there is a layout, and the layer's attention has soft caps, tensors that are not known
+            here, such as sinks or a position bias, or a mask that is not the caller's.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
+    for name, given in kwargs.items():
+        # for example `s_aux` (sinks) or `indices` (the tokens that sparse attention chooses)
+        is_unknown = isinstance(given, Tensor) and name not in ("position_ids", "cache_position")
+        if is_unknown or (name == "softcap" and given is not None):
             raise ModelError(
                 f"its attention has `{name}`, which is not done here; give a plain attention model"
             )
+    if attention_mask is not None and attention_mask.numel() > 1:  # `NO_MASK` has one element
+        raise ModelError(
+            "its attention chooses the tokens that a token attends to (a mask of its own), which is not done "
+            "here; give a plain attention model"
+        )
     return layout.attend(
         module, query, key, value, scaling if scaling is not None else query.shape[-1] ** -0.5
     ), None

@@ -5,14 +5,15 @@ The logits must be the output embeddings applied to the last hidden states of th
 A model that scales or caps its logits is refused when it is loaded (`compatibility.py`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oat.errors import ModelError
 from oat.models.attention import AttentionLayout, Packed
@@ -39,12 +40,14 @@ class CausalLM:
     """A module of transformers with the operations that engine and learner need.
 
     Attributes:
-        module: the `...ForCausalLM` module; the code that trains it switches between training and evaluation
-            mode.
+        module: the `...ForCausalLM` module, in evaluation mode, also while it is trained (`checkpointing`).
         adapter: PEFT's object for the LoRA layers within the module (`oat.models.lora`), or None.
         is_base: True if the operations compute without the adapter.
         takes_layouts: True if the module's attention is ours (`oat.models.attention`). Sequences then need no
             padding.
+        frozen: names of parameters that are not trained (`oat.models.frozen`).
+        unknown: of an outline (`oat.models.outline`): why it does not tell whether the loaded model will be
+            refused; empty if it tells.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class CausalLM:
         self.adapter = adapter
         self.is_base = is_base
         self.takes_layouts = takes_layouts
+        self.frozen: frozenset[str] = frozenset()
+        self.unknown = ""
 
     def base(self) -> "CausalLM":
         """Return the model without its adapter. Both use the same module, so there is no second copy of the
@@ -96,18 +101,36 @@ class CausalLM:
           attention up to this length.
         * With the position encoding "longrope", the length above which the encoding would change for tokens
           that are already in the KV cache.
+
+        Raises:
+            ModelError: the layers have different limits.
         """
         config = self.module.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)
-        limits = [getattr(config, "max_position_embeddings", None)]
+        limits = [self._limit("max_position_embeddings")]
         if layer_types is None or "sliding_attention" in layer_types:
-            limits.append(getattr(config, "sliding_window", None))
+            limits.append(self._limit("sliding_window"))
         if layer_types is not None and "chunked_attention" in layer_types:
-            limits.append(config.attention_chunk_size)
+            limits.append(self._limit("attention_chunk_size"))
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
             limits.append(rope.get("original_max_position_embeddings"))
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def _limit(self, name: str) -> int | None:
+        """Return a field of the configuration that limits the context; None if there is none.
+
+        Raises:
+            ModelError: the field differs from layer to layer.
+        """
+        try:
+            limit: int | None = getattr(self.module.config.get_text_config(), name, None)
+        except RuntimeError as error:
+            raise ModelError(
+                f"the layers of this {self.model_type} differ in `{name}`, which is not done here; give "
+                "another model"
+            ) from error
+        return limit
 
     def hidden(
         self,
@@ -215,16 +238,16 @@ class CausalLM:
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that learning may change, by name. If there is an adapter, these are the
-        adapter's parameters; otherwise all parameters."""
+        adapter's parameters; otherwise all parameters that are not in `frozen`."""
         return {
             name: parameter
             for name, parameter in self.module.named_parameters()
-            if self.adapter is None or is_adapter(name)
+            if (self.adapter is None or is_adapter(name)) and name not in self.frozen
         }
 
     def checkpoint_gradients(self) -> None:
-        """Turn on gradient checkpointing: in training mode, keep only each layer's input and compute the
-        layer again in the backward pass.
+        """Turn on gradient checkpointing: within `checkpointing`, keep only each layer's input and compute
+        the layer again in the backward pass.
 
         Raises:
             ModelError: the model does not support gradient checkpointing.
@@ -259,6 +282,25 @@ class CausalLM:
                 layer._disable_adapters = False
 
 
+@contextmanager
+def checkpointing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Within the body, let the layers checkpoint for which `checkpoint_gradients` was called.
+
+    Transformers does so for layers in training mode. Only these layers themselves get this mode, not the
+    modules in them: some routers draw their experts at random in training mode.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    able = [part for part in parts if getattr(part, "gradient_checkpointing", False)]
+    layers = [part for part in able if isinstance(part, GradientCheckpointingLayer)] or able
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
 def states_of(hidden_states: Sequence[Tensor], layer: Layer) -> Tensor:
     """Return the hidden states of one layer, or of all layers one after another along the last axis.
 
@@ -266,6 +308,18 @@ def states_of(hidden_states: Sequence[Tensor], layer: Layer) -> Tensor:
         hidden_states: those of a module of transformers: of the embeddings, then of each layer.
     """
     return torch.cat(list(hidden_states[1:]), dim=-1) if layer == "all" else hidden_states[layer]
+
+
+def number_in(lm: CausalLM, *names: str) -> int:
+    """Return the first of these fields that the configuration of a model has as a number above 0; 0 if it has
+    none. A field that differs from layer to layer is no number."""
+    config = lm.module.config.get_text_config()
+    for name in names:
+        with suppress(RuntimeError):  # which transformers raises for a field that differs between layers
+            value = getattr(config, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return 0
 
 
 def has_memory(tensor: Tensor) -> bool:

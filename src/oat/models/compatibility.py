@@ -9,12 +9,15 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from oat.errors import ModelError
 from oat.models.attention import NAME, Packed
 from oat.models.causal_lm import NO_MASK, CausalLM
+from oat.models.outline_errors import reason_of
 from oat.models.packing import pack
 
 LIBRARY_ERRORS = (
     OSError,
     ValueError,
-    KeyError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
     TypeError,
     AttributeError,
     RuntimeError,
@@ -24,6 +27,15 @@ LIBRARY_ERRORS = (
 """Errors that transformers, or a library that it calls, may raise for a model."""
 _HEAD_TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
+
+
+class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
+    """The output of a backbone. The fields of other backbones' outputs are None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
 
 
 @torch.no_grad()
@@ -48,7 +60,8 @@ def check_head(lm: CausalLM, path: str) -> None:
 def check_outlined_head(lm: CausalLM, path: str) -> None:
     """Check, for a model without weights, that its logits are its head applied to its last hidden states. For
     the check, known hidden states replace the backbone's output, and a small known head replaces the model's
-    head. If the model's code fails with these replacements, the function returns without an error.
+    head. If the model's code fails with these replacements, `check_head` decides when the weights are loaded;
+    `lm.unknown` then says so.
 
     Args:
         lm: an outline on the device `meta`.
@@ -65,13 +78,13 @@ def check_outlined_head(lm: CausalLM, path: str) -> None:
     torch.nn.init.ones_(small.weight)
 
     backbone = lm.module.base_model
-    # this class, made for mixtures of experts, has the fields of all other output classes
-    backbone.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=hidden)
+    backbone.forward = lambda *args, **kwargs: _Output(last_hidden_state=hidden)
     lm.module.set_output_embeddings(small)
     try:
         logits = lm.module(input_ids=ids, attention_mask=mask, use_cache=False).logits
         difference = (logits - small(hidden)).abs().max().item()
-    except LIBRARY_ERRORS:  # `check_head` decides when the weights are loaded
+    except LIBRARY_ERRORS as error:
+        lm.unknown = reason_of(error)
         return
     finally:
         del backbone.forward

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from oat.files import parse_json, seen
-from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
+from oat.models.beside import is_adapter_directory
+from oat.models.lora import WEIGHTS, described_adapter
 from oat.models.weight_files import cached_files
 
 Identity = dict[str, dict[str, Any]]
@@ -175,8 +176,8 @@ def hash_of(text: str) -> str:
 
 
 def _is_irrelevant(name: Sequence[str], value: Any) -> bool:
-    # `oat.models.loading` sets dropout and jitter to 0 in every model
-    is_noise = isinstance(value, float) and ("drop" in name[-1] or "jitter" in name[-1])
+    # `oat.models.loading` sets dropout to 0 in every model; a jitter of 0 is the default of most models
+    is_noise = isinstance(value, float) and ("drop" in name[-1] or ("jitter" in name[-1] and not value))
     return is_noise or bool(_IRRELEVANT & set(name)) or name[-1].startswith("_")
 
 

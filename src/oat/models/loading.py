@@ -17,12 +17,21 @@ from transformers.utils import logging
 
 from oat.errors import ModelError, did_you_mean
 from oat.files import located, seen, start
+from oat.models.beside import (
+    refuse_config,
+    say_left_over_adapter,
+    say_other_template,
+    say_unused_settings,
+    say_unused_tensors,
+)
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_head, give_layouts
 from oat.models.linear import use_fast_matmul
-from oat.models.weight_files import described
+from oat.models.weight_files import are_equal, described
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NUMBERED = re.compile(r"\.\d+\.")
+_NO_FOLDER = "no adapter"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -37,6 +46,7 @@ def load_tokenizer(path: str) -> Any:
     """
     where = _locate(path)
     with refusing("tokenizer", path):
+        say_other_template(path)
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
 
 
@@ -91,6 +101,7 @@ def causal_config(path: str, dtype: str) -> tuple[Any, str]:
         raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, DTYPES)}")
     config = load_config(path)
     with refusing("model", path):
+        say_unused_settings(path)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ModelError(
                 f"{path} is a `{config.model_type}`, which is no causal language model; give one that "
@@ -125,13 +136,13 @@ def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
 
 def save_module(module: Any, tokenizer: Any, directory: str) -> None:
     """Write any model of transformers, and its tokenizer, in the format of transformers."""
-    with _without_bars():
+    with without_bars():
         module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Keep transformers from drawing progress bars in the body."""
     before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
     try:
@@ -173,11 +184,15 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
 
 
 def _remove_noise(config: Any) -> None:
-    """Set dropout and the jitter of routers to 0, so that training mode computes the same as evaluation
-    mode."""
+    """Set dropout to 0, so that a layer in training mode (`checkpointing`) computes the same as in evaluation
+    mode.
+
+    The jitter of routers stays. It acts only in routers that are in training mode, and none ever is. The
+    field `router_jitter_noise` of PhiMoE is a threshold in evaluation mode too.
+    """
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in vars(part).items():
-            if ("drop" in name or "jitter" in name) and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 
@@ -194,6 +209,7 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
             contradict `config`.
     """
     _remove_noise(config)
+    say_left_over_adapter(path)
     with refusing("model", path):
         if os.path.isdir(seen(path)):
             described(path)
@@ -216,7 +232,7 @@ def load_config(path: str) -> Any:
     """Load the configuration of the model in a local directory or on the hub.
 
     Raises:
-        ModelError: there is no configuration, or it cannot be read.
+        ModelError: there is no configuration, it cannot be read, or `refuse_config` refuses it.
     """
     where = _locate(path)
     if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
@@ -227,7 +243,9 @@ def load_config(path: str) -> Any:
             + (way or "give a directory written by `save_pretrained`")
         )
     with refusing("model", path):
-        return AutoConfig.from_pretrained(where, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        refuse_config(config, path)
+    return config
 
 
 def module_from_files(
@@ -249,14 +267,20 @@ def module_from_files(
         needs_head: False: the weights may lack the output embeddings.
         options: further arguments of `from_pretrained`.
 
+    An adapter in the same folder is not loaded.
+
     Raises:
-        ModelError: tensors are missing, or have shapes that contradict `config`.
+        ModelError: tensors are missing, or have shapes that contradict `config`; or tensors that `config`
+            ties have different values.
     """
+    if where is not None:
+        # transformers would look for an adapter in this folder within the model's, which there is not
+        options = {**options, "adapter_kwargs": {"subfolder": _NO_FOLDER}}
     cls = mapping[type(config)]
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers would also log what is raised below
     try:
-        with _without_bars(), torch.random.fork_rng(devices=[]):  # what is missing is drawn
+        with without_bars(), torch.random.fork_rng(devices=[]):  # what is missing is drawn
             module, info = cls.from_pretrained(
                 where,
                 config=config,
@@ -278,4 +302,37 @@ def module_from_files(
             f"`{name}` has the shape {tuple(held)} in the files of {path}, and {tuple(expected)} by its "
             "config.json; put back the config.json that belongs to the weights"
         )
+    _refuse_untied(module, path)
+    has_head = needs_head and module.get_output_embeddings() is not None
+    say_unused_tensors(path, _unused(info, has_head=has_head), config.model_type)
     return module
+
+
+def _refuse_untied(module: Any, path: str) -> None:
+    """Refuse a module whose configuration ties two tensors that have different values in the files.
+    Transformers leaves them untied; the module would have a parameter more than its configuration says. The
+    tensors of an outline have no values; those of the files are compared.
+
+    Raises:
+        ModelError: two tensors differ.
+    """
+    declared = module.get_expanded_tied_weights_keys()
+    for one, other in declared.items():
+        first, second = module.get_parameter_or_buffer(one), module.get_parameter_or_buffer(other)
+        if first is second:
+            continue
+        if first.is_meta and are_equal(path, one, other):
+            module.tie_weights()
+            continue
+        raise ModelError(
+            f"the config.json of {path} ties `{one}` to `{other}` (tie_word_embeddings), and its weights "
+            "have two different tensors; set tie_word_embeddings to false there, or give the files that "
+            "belong together"
+        )
+
+
+def _unused(info: Any, *, has_head: bool) -> list[str]:
+    """Return the names of the tensors that the files have and the module lacks. For a module without output
+    embeddings, return only those of numbered layers: the others may be a head, for which nobody asked."""
+    names = [str(name) for name in info["unexpected_keys"]]
+    return [name for name in names if has_head or _NUMBERED.search(name)]

@@ -12,7 +12,6 @@ resolved, `model.lora` is set from the adapter's own description. So other code 
 from `model.lora`, for new and existing adapters.
 """
 
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -21,34 +20,43 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from oat.config.settings import LoraConfig, ModelConfig
-from oat.errors import ConfigError, ModelError
-from oat.files import parse_json, seen
+from oat.errors import ConfigError, ModelError, warn
+from oat.files import located, parse_json, seen
+from oat.models.beside import ADAPTER, say_left_over_adapter
 from oat.models.causal_lm import CausalLM, is_adapter
-from oat.models.loading import load_lm
+from oat.models.frozen import freeze
+from oat.models.loading import load_lm, without_bars
 from oat.models.nf4 import dequantize, functional_of_bitsandbytes, quantize
 
-_CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_OTHER_KINDS = (
-    "use_dora",
-    "use_rslora",
-    "use_qalora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "target_parameters",
-    "trainable_token_indices",
-    "exclude_modules",
-    "alora_invocation_tokens",
-    "arrow_config",
-)
-"""Fields of PEFT's configuration. An adapter with one of these fields set is refused, since this code
-cannot compute such an adapter."""
+_PLAIN = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "ensure_weight_tying",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+}
+"""Fields of PEFT's configuration that a plain LoRA adapter may have set. An adapter with another field set is
+refused: it may compute something else, as `use_dora` or `rank_pattern` do."""
 
 
 class LoadPlain(Protocol):
@@ -93,12 +101,15 @@ def load_model(
         load: loads the model without its adapter.
 
     Raises:
-        ConfigError, ModelError: an error of `load`, `quantize` or `add_adapter`; or the adapter's weights
-            cannot be read, or their names or shapes do not fit the model and `config.lora`.
+        ConfigError, ModelError: an error of `load`, `freeze`, `quantize` or `add_adapter`; or the adapter's
+            weights cannot be read, or their names or shapes do not fit the model and `config.lora`.
     """
+    say_left_over_adapter(config.path, config.adapter)
     is_outline = torch.device(device).type == "meta"
     place = device if config.quantize is None or is_outline else "cpu"
     lm = load(config.path, dtype=config.dtype, device=place, needs_head=needs_head)
+    if config.frozen:
+        freeze(lm, config.frozen)
     if config.quantize is not None:
         quantize(lm, device)
     if config.lora is None:
@@ -107,12 +118,9 @@ def load_model(
         lm, rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets, seed=seed
     )
     if config.adapter is not None:
+        _say_other_base(config.adapter, config.path, field)
         _load_adapter(lm, config.adapter, field)
     return lm
-
-
-def is_adapter_directory(path: str) -> bool:
-    return os.path.isfile(seen(path) / _CONFIG) and not os.path.isfile(seen(path) / "config.json")
 
 
 def described_adapter(path: str) -> tuple[LoraConfig, str]:
@@ -125,21 +133,21 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
         ModelError: there is no adapter that can be read, or it is of a kind that this code does not compute.
     """
     try:
-        found = parse_json((seen(path) / _CONFIG).read_text(encoding="utf-8"))
+        found = parse_json((seen(path) / ADAPTER).read_text(encoding="utf-8"))
         rank = int(found["r"])
         alpha = float(found["lora_alpha"])
         targets = found["target_modules"]
         if targets != "all-linear":
             targets = tuple(sorted(targets)) if isinstance(targets, list) else ()
         kind = found["peft_type"]
-        others = [name for name in _OTHER_KINDS if found.get(name)]
+        others = [name for name, value in found.items() if value and name not in _PLAIN]
         start = found.get("init_lora_weights", True)
         bias = found.get("bias", "none")
         config = LoraConfig(rank=rank, alpha=alpha, targets=targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{path} holds no adapter that can be read ({type(error).__name__}: {error}); give a directory "
-            f"with {_CONFIG} and {WEIGHTS}, as PEFT's `save_pretrained` and `oat export --adapter` write them"
+            f"with {ADAPTER} and {WEIGHTS}, as PEFT's `save_pretrained` and `oat export --adapter` write them"
         ) from error
     others += [] if kind == "LORA" else ["peft_type"]
     others += [] if bias == "none" else ["bias"]
@@ -148,10 +156,20 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
     if others:
         said = ", ".join(f"{name} {found[name]!r}" for name in others)
         raise ModelError(
-            f"the adapter in {path} is none of plain LoRA ({_CONFIG}: {said[:200]}); merge it with PEFT, and "
+            f"the adapter in {path} is none of plain LoRA ({ADAPTER}: {said[:200]}); merge it with PEFT, and "
             "give the merged model"
         )
     return config, str(found.get("base_model_name_or_path") or "")
+
+
+def _say_other_base(adapter: str, path: str, field: str) -> None:
+    """Warn if an adapter says that it was trained beside a model of another name."""
+    base = described_adapter(adapter)[1]
+    if base and Path(base).name != Path(path).name and seen(adapter).resolve() != seen(path).resolve():
+        warn(
+            f"{field} is {adapter!r}, which says that it was trained beside {base}, and it is used beside "
+            f"{path}; if that is another model, its answers are useless"
+        )
 
 
 def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
@@ -223,7 +241,9 @@ def add_adapter(
             raise ConfigError(
                 f"model.lora.targets is {names!r}: {reason}; name linear layers of a {lm.model_type}"
             ) from error
-    return CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
+    adapted = CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
+    adapted.unknown = lm.unknown
+    return adapted
 
 
 def share_base(lm: CausalLM, other: CausalLM) -> None:
@@ -264,8 +284,28 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
     config.task_type = "CAUSAL_LM"
     config.inference_mode = True
     config.save_pretrained(out)
-    tensors = {_stored_name(name): tensor.detach().contiguous() for name, tensor in lm.trainable().items()}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in adapter_tensors(lm).items()}
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+
+
+def adapter_tensors(lm: CausalLM) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's adapter by the names that they have in PEFT's files."""
+    return {_stored_name(name): tensor for name, tensor in lm.trainable().items()}
+
+
+def read_by_peft(base: str, folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Load an adapter with PEFT and transformers alone. Return the module, and the adapter's tensors by the
+    names that they have in PEFT's files.
+
+    Args:
+        base: path or hub id of the base model.
+        folder: the directory of the adapter.
+    """
+    with without_bars():
+        module = AutoModelForCausalLM.from_pretrained(located(base), dtype=dtype)
+        adapted = _peft().PeftModel.from_pretrained(module, str(folder))
+    named = {name.replace(".default.", "."): tensor for name, tensor in adapted.named_parameters()}
+    return adapted, {name: tensor for name, tensor in named.items() if is_adapter(name)}
 
 
 def _peft() -> Any:

@@ -195,6 +195,11 @@ def dequantize(lm: CausalLM) -> None:
         setattr(parent, name, getattr(parent, name).plain())
 
 
+def is_packed(lm: CausalLM) -> bool:
+    """Return True if layers of a model are packed."""
+    return bool(_places(lm.module, Nf4Linear))
+
+
 def count(lm: CausalLM) -> dict[str, int]:
     """Return the number of weights in each of the model's parameters, by name. For a packed weight, the
     number before packing is returned; for its scales, 0."""

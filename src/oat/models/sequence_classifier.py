@@ -1,7 +1,6 @@
-"""Saves a language model's backbone and a score head as a sequence-classification model of transformers."""
+"""Makes of a language model's backbone and a score head a sequence-classification model of transformers."""
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from oat.errors import ModelError
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import save_module
 from oat.models.nf4 import shapes
 from oat.text.renderer import Renderer
 
@@ -42,11 +40,9 @@ def check_backbone(lm: CausalLM) -> None:
     )
 
 
-def save_classifier(
-    lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path
-) -> None:
-    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load. The chat
-    template of the run is saved with the model.
+def classifier_of(lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer) -> Any:
+    """Make the module of a model that `AutoModelForSequenceClassification` and the oracle `reward_model`
+    load. The tokenizer gets the chat template of the run.
 
     If the tokenizer's pad id may also end a row, the model is saved without a pad id. With this pad id,
     transformers would read the score one token too early. Without a pad id, transformers refuses batches.
@@ -54,7 +50,6 @@ def save_classifier(
     Args:
         weight: (1, D), weight of the score head.
         renderer: the run's renderer.
-        out: the directory to write.
     """
     config = _config(lm)
     ends = {*renderer.stop_ids, *renderer.trailing.tolist()}
@@ -66,7 +61,7 @@ def save_classifier(
     with torch.no_grad():
         module.score.weight.copy_(weight)
     tokenizer.chat_template = renderer.source or None
-    save_module(module, tokenizer, str(out))
+    return module.eval()
 
 
 def _config(lm: CausalLM) -> Any:

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.errors import ModelError
 from oat.files import parse_json, seen
 
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types of numbers by their names in safetensors. Weights of other types are quantised."""
+_FLOATS = set(_DTYPES.values())
 _LARGEST_HEADER = 10**8
 """Largest number of bytes of a header that the format allows."""
 
@@ -20,19 +25,29 @@ def described(path: str) -> dict[str, Tensor]:
     shapes are set, and only the headers of the files are read.
 
     Raises:
-        ModelError: there are no such files, or one of them is damaged.
+        ModelError: there are no such files, or one of them is damaged; it is not clear which files are meant;
+            or weights are quantised.
     """
     folder = seen(path)
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     file = single
     found = dict[str, Tensor]()
+    apart = next(folder.glob("shard-*-model-*-of-*.safetensors"), None)
+    if apart is not None:  # transformers would read these, and not the others
+        raise ModelError(
+            f"{path} holds a model in the parts of several processes ({apart.name}), which are not read; "
+            "give a folder with model.safetensors"
+        )
     try:
         names = [single.name]
-        if index.exists() and not single.exists():
+        if index.exists():
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            _refuse_places(path, names, has_single=single.exists())
         for file in (folder / name for name in names):
-            found |= _tensors(file)
+            tensors = _tensors(file)
+            _refuse_tensors(path, file.name, tensors, found)
+            found |= tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(
@@ -40,6 +55,63 @@ def described(path: str) -> dict[str, Tensor]:
             "`save_pretrained` writes them"
         ) from error
     return found
+
+
+def _refuse_places(path: str, names: list[str], *, has_single: bool) -> None:
+    """Refuse an index that names files outside of the model's folder, or other files than a single one that
+    stands there too.
+
+    Raises:
+        ModelError: it does.
+    """
+    outside = next((name for name in names if Path(name).name != name), None)
+    if outside is not None:
+        raise ModelError(
+            f"the model.safetensors.index.json of {path} names {outside!r}, which is not in this folder; "
+            "give a folder with all of the model's files"
+        )
+    if has_single and names != ["model.safetensors"]:
+        raise ModelError(
+            f"{path} holds a model.safetensors, and a model.safetensors.index.json that names other files "
+            f"({names[0]}): nobody can tell which of them is the model; remove the others"
+        )
+
+
+def _refuse_tensors(path: str, name: str, new: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+    """Refuse a file that has tensors of an earlier file again, or quantised weights.
+
+    Raises:
+        ModelError: it has.
+    """
+    again = sorted(new.keys() & before.keys())
+    if again:
+        raise ModelError(
+            f"the files of {path} have `{again[0]}` twice, the second time in {name}; give the files that "
+            "belong together"
+        )
+    packed = [
+        tensor
+        for tensor, value in new.items()
+        if tensor.endswith((".weight", ".bias")) and value.dtype not in _FLOATS
+    ]
+    if packed:
+        raise ModelError(
+            f"the weights of {path} are quantised (`{packed[0]}` in {name} is {new[packed[0]].dtype}); give "
+            "the model with unquantised weights"
+        )
+
+
+def are_equal(path: str, one: str, other: str) -> bool:
+    """Return True if two tensors of a model's files have equal values, or if one of them is not there."""
+    held = tensors_of(cached_files(path))
+    if one not in held or other not in held:
+        return True
+    values = []
+    with unset_fake_temporarily(), torch.device("cpu"):
+        for name in (one, other):
+            with safe_open(held[name][0], "pt") as file:
+                values.append(file.get_tensor(name))
+        return torch.equal(*values)
 
 
 def cached_files(path: str) -> list[Path]:
@@ -79,4 +151,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     end = 8 + size + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     if file.stat().st_size != end:
         raise ValueError(f"it has {file.stat().st_size} bytes, and its head says {end}")
-    return {key: torch.empty(tensor["shape"], device="meta") for key, tensor in header.items()}
+    return {
+        key: torch.empty(tensor["shape"], dtype=_DTYPES.get(tensor["dtype"], torch.uint8), device="meta")
+        for key, tensor in header.items()
+    }

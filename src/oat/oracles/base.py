@@ -116,6 +116,15 @@ class Oracle:
             ConfigError: the data lack a column.
         """
 
+    def tell_opening(self, opening: str | None) -> None:
+        """Tell the oracle the text of the chat template between a user's message and a response. Some
+        templates begin the response there, as with `<think>`, so that the response lacks it. A run calls this
+        at its start, after `check_columns`.
+
+        Args:
+            opening: None: the run has no template, and a response continues the text of its prompt.
+        """
+
     def bind(self) -> None:
         """Tell the oracle that a budget in tokens or money limits it. The oracle then counts every try that
         may have to be paid for. A run with such a budget calls this at its start."""

@@ -12,14 +12,13 @@ Departures from TRL:
    groups of several rounds. A function with the attribute `reads_group = False` gets no equal response twice.
 """
 
-import asyncio
 import functools
 import inspect
 import math
 import numbers
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
 from threading import Thread
 from typing import Any
@@ -29,7 +28,7 @@ from oat.oracles.base import Oracle
 from oat.oracles.contract import in_words
 from oat.oracles.steps import UNITS, plain_steps, sum_of
 from oat.oracles.whole_groups import STATE, TrainerState, attribute, calls_of, declared, round_of
-from oat.plugins.calls import guarded
+from oat.plugins.calls import awaited, guarded
 from oat.types import Answer, Kind, Mark, Question, Steps, StepUnit
 from oat.types.part import RunFacts
 
@@ -254,7 +253,7 @@ class CallableOracle(Oracle):
         with guarded(self.name, self._refused, _file_of(self.function)):
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
-                returned = _awaited(returned)
+                returned = awaited(returned)
             returned = self._unwrapped(returned)
             is_list = isinstance(returned, Iterable) and not isinstance(
                 returned, str | bytes | bytearray | Mapping | Set
@@ -425,21 +424,6 @@ def _fulfil(
         future.set_result(answers(tickets))
     except BaseException as error:
         future.set_exception(error)
-
-
-async def _wait(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _awaited(result: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine. If an event loop already runs in this thread, as in a notebook, run
-    the coroutine in another thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_wait(result))
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _wait(result)).result()
 
 
 def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,10 @@ a fault. There are two kinds of faults:
    large or malformed. The request may be the reason, so the call ends after `max_tries` failed tries. If a
    caller sets `counts_gateways`, a try with 502 or 504 also counts as failed.
 
-Every other status is an answer: a reply 2xx is read, and any other reply is a refusal. Redirects are not
-followed, and replies are not decompressed.
+Every other status is an answer: a reply 2xx is read, and any other reply is a refusal. So are 501 if it names
+log-probabilities, and 429 if its code says that the credit is used up (`refusals.py`). If every other request
+would be refused too, the error is a `ClosedError`. An error within a reply 200 counts with its own status.
+Redirects are not followed, and replies are not decompressed.
 
 An outage is a time in which no URL gives an answer. It begins with the first fault of either kind. It ends
 with the next answer, or when no call is under way.
@@ -35,7 +37,6 @@ Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 
 import asyncio
 import contextlib
-import email.utils
 import math
 import random
 import threading
@@ -49,8 +50,9 @@ from typing import Any, TypeVar
 import httpx2
 
 from oat.config.secrets import Hider
-from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
+from oat.errors import ClosedError, ConfigError, NoReplyError, OutageError, RefusalError
 from oat.oracles.base import Mean
+from oat.oracles.refusals import ErrorInReply, concerns_all, names_logprobs, retry_after_s
 
 T = TypeVar("T")
 
@@ -224,6 +226,7 @@ class HttpClient:
 
         Raises (the future):
             RefusalError: the service refused the request, with a status after which it is not tried again.
+            ClosedError: the service refuses every request.
             NoReplyError: the deadline has passed, or `max_tries` tries have failed.
             OutageError: no URL has answered for longer than `max_outage_s`.
         """
@@ -352,7 +355,7 @@ class HttpClient:
                 status, reply, rest_s = await self._exchange(
                     url.address + request.path, request.body, request.headers
                 )
-            result = self._result(url, request.path, status, reply, read)
+            result = self._result(url, request.path, status, reply, read, has_rest=rest_s > 0)
         except RefusalError:
             self._is_back(url)
             raise
@@ -385,33 +388,49 @@ class HttpClient:
                     size += len(part)
                     if size > self._max_reply_bytes:
                         raise _Fault(f"a reply of more than {self._max_reply_bytes} bytes")
-                return response.status_code, b"".join(parts), _rest_s(response.headers.get("retry-after", ""))
+                rest_s = retry_after_s(response.headers.get("retry-after", ""))
+                return response.status_code, b"".join(parts), rest_s
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
             raise _Fault(f"no connection ({error})", is_away=True) from None
         except httpx2.TransportError as error:
             raise _Fault(f"the reply was cut ({type(error).__name__})") from None
 
-    def _result(self, url: _Url, path: str, status: int, reply: bytes, read: Callable[[bytes], T]) -> T:
-        if status in _AWAY or status in _AGAIN or status >= 500:
-            raise _Fault(f"status {status}{self._excerpt(reply)}", is_away=status in _AWAY, status=status)
-        if not 200 <= status < 300:
-            said = self._excerpt(reply)
-            if status in (401, 403):
-                said = Hider({}).text(said) + self._of_token()
-            raise RefusalError(
-                (
-                    f"{url.address}{path} refused with status {status}{said}; mend the request, or look at "
-                    "the service"
-                ),
-                status,
-                said,
-            )
-        try:
-            return read(reply)
-        except ValueError as error:
-            raise _Fault(
-                f"a reply that cannot be used{self._excerpt(str(error).encode('utf-8', 'replace'))}"
-            ) from None
+    def _result(
+        self, url: _Url, path: str, status: int, reply: bytes, read: Callable[[bytes], T], *, has_rest: bool
+    ) -> T:
+        if 200 <= status < 300:
+            try:
+                return read(reply)
+            except ErrorInReply as error:
+                status = error.status
+            except ValueError as error:
+                raise _Fault(
+                    f"a reply that cannot be used{self._excerpt(str(error).encode('utf-8', 'replace'))}"
+                ) from None
+        raise self._error(url, path, status, reply, has_rest)
+
+    def _error(self, url: _Url, path: str, status: int, reply: bytes, has_rest: bool) -> Exception:
+        """Return the fault, or the refusal, of a reply with an error.
+
+        Args:
+            has_rest: the reply has `Retry-After`.
+        """
+        is_of_all = concerns_all(status, reply, has_rest=has_rest)
+        of_logprobs = (status < 500 or status == 501) and names_logprobs(reply)
+        is_fault = status in _AWAY or status in _AGAIN or (status >= 500 and not of_logprobs)
+        said = self._excerpt(reply)
+        if is_fault and not is_of_all:
+            return _Fault(f"status {status}{said}", is_away=status in _AWAY, status=status)
+        if status in (401, 403):
+            said = Hider({}).text(said) + self._of_token()
+        again = ", and run the same command again: what is unanswered is asked again" if is_of_all else ""
+        return (ClosedError if is_of_all else RefusalError)(
+            f"{url.address}{path} refused with status {status}{said}; mend the request, or look at the "
+            f"service{again}",
+            status,
+            said,
+            of_logprobs,
+        )
 
     def _of_token(self) -> str:
         """A hint about the bearer token, for the message about a refusal with status 401 or 403."""
@@ -474,13 +493,3 @@ def _base(url: Any) -> str:
         ):
             return str(url).rstrip("/")
     raise ConfigError(f"{str(url)[:80]!r} is no URL of a service; give one such as http://127.0.0.1:8000")
-
-
-def _rest_s(value: str) -> float:
-    """Return the seconds that a `Retry-After` asks for, as a number or as a date; 0 if it is neither."""
-    if value.isascii() and value.isdecimal():
-        return float(value[:9])
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

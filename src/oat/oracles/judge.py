@@ -2,10 +2,10 @@
 {url}/chat/completions). The page for users is docs/oracles/judge.md.
 
 `mode: compare` asks which of two responses is better. `mode: score` asks for a number for each response. A
-verdict is read from the log-probabilities of the reply's first token. So is a score, if all scores of `range`
-have one digit. In three cases the text is read instead (judge_replies.py): `reads` is `text`; `reads` is
-`auto`, and the endpoint gives no log-probabilities; or a score can have more digits. The texts that are sent
-are in judge_prompts.py.
+verdict is read from the reply's text and from the log-probabilities of its token (judge_verdicts.py). So is a
+score, if all scores of `range` have one digit. In three cases the text alone is read: `reads` is `text`;
+`reads` is `auto`, and the endpoint gives no log-probabilities; or a score can have more digits. The texts
+that are sent are in judge_prompts.py.
 
 If a reply has no verdict, the option `invalid` says what follows: the judge is asked again, or the value
 is marked `abstain` or `tie`. No verdict is drawn at random.
@@ -17,8 +17,9 @@ price of `tries` tries for each call. Each try counts with the most tokens that 
 * `template_tokens` for the endpoint's chat template;
 * `max_tokens` for the reply.
 
-The price of an answer comes from the usage that the replies report. If a try reports no usage, it counts
-with the most tokens that it can take, because the endpoint may charge for it.
+The price of an answer comes from the usage that the replies report. If a try does not report a number of
+tokens, or reports something that is none, this number is the most that the try can take, because the endpoint
+may charge for it.
 
 The key is read from the environment and sent in one header. It is in no file, message or metric. The judged
 responses and all replies are not trusted. The endpoint's owner is trusted, and sees the texts.
@@ -36,72 +37,34 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from oat.errors import ConfigError, NoReplyError, OatError, OracleError, RefusalError, warn
+from oat.errors import (
+    ClosedError,
+    ConfigError,
+    NoReplyError,
+    OatError,
+    OracleError,
+    RefusalError,
+    warn,
+)
 from oat.oracles.base import Mean, Oracle
 from oat.oracles.http_client import HttpClient
+from oat.oracles.judge_calls import Call, OpenQuestion
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
-from oat.oracles.judge_replies import ChatCompletion, probabilities, read_completion, score_in, verdict_in
+from oat.oracles.judge_replies import ChatCompletion, read_completion
+from oat.oracles.judge_verdicts import read_reply, score_reader, verdict_reader
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
-_OF_ALL = (401, 403, 404)
-
-
-@dataclass(eq=False)
-class _Call:
-    """A call of the endpoint about one order of a pair, or about one candidate to score.
-
-    Attributes:
-        order: the indices of the candidates in the order in which the judge sees them; for a score, one
-            index.
-        messages: the messages that are sent.
-        bound: largest number of prompt tokens of a try.
-        tries: number of tries so far, without those that do not count against `JudgeConfig.tries`, such as a
-            try that found no connection.
-        prompt_tokens, completion_tokens: number of tokens of the counted tries. A try that failed counts with
-            the most tokens that it can take.
-        said: the beginning of the newest reply.
-        value: the probability that the response shown first wins, or the score; None until there is one.
-        tie: the probability of the verdict that neither is better.
-        error: the error that ended the call; None if there is none.
-    """
-
-    order: tuple[int, ...]
-    messages: list[dict[str, str]]
-    bound: int
-    tries: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    said: str = ""
-    value: float | None = None
-    tie: float = 0.0
-    error: OatError | None = None
-
-    def took(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count one more try and its tokens."""
-        self.tries += 1
-        self.prompt_tokens += prompt_tokens
-        self.completion_tokens += completion_tokens
-
-
-@dataclass(eq=False)
-class _Open:
-    """A question with its calls.
-
-    Attributes:
-        left: number of calls that are under way.
-    """
-
-    question: Question
-    calls: list[_Call]
-    left: int
-    since: float = field(default_factory=time.monotonic)
+_NO_LOGPROBS = (400, 403, 404, 422, 501)
+"""Statuses with which an endpoint may refuse to give log-probabilities."""
+_READING = 2
+"""The version of how replies are read. Answers that were read in another way are not used again."""
 
 
 class Judge(Oracle):
@@ -142,9 +105,11 @@ class Judge(Oracle):
         }
         self._client = HttpClient(bases, token=key, token_from=source, **limits)
         self._shown = lambda text: (text.replace(key, "[key]") if key else text)[:_SHOWN]
-        self._has_logprobs: bool | None = False if c.reads == "text" else None
+        self._reads = c.reads if c.mode == "compare" or is_of_digits(*c.range) else "text"
+        self._has_logprobs: bool | None = False if self._reads == "text" else None
+        self._refuses_logprobs = False
         self._changed = threading.Condition()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenQuestion] = {}
         self._under_way = 0
         self._is_bound = False
         self._has_answered = False
@@ -184,7 +149,9 @@ class Judge(Oracle):
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         asked = [
-            _Open(question, calls, len(calls)) for question in questions for calls in [self._calls(question)]
+            OpenQuestion(question, calls, len(calls))
+            for question in questions
+            for calls in [self._calls(question)]
         ]
         with self._changed:
             self._open |= {str(opened.question.key): opened for opened in asked}
@@ -201,8 +168,8 @@ class Judge(Oracle):
 
         Raises:
             OutageError: the endpoint has not answered for `max_outage_s`.
-            OracleError: every question would meet the same error. There are four cases:
-                * The endpoint refuses the key, the model or the route.
+            ClosedError: the endpoint refuses every question, for example for the key or the credit.
+            OracleError: every question would meet the same error. There are three cases:
                 * The endpoint has refused a request, it has answered none so far, and no other call is under
                   way.
                 * `reads` is "logprobs", and the endpoint gives no log-probabilities.
@@ -237,13 +204,13 @@ class Judge(Oracle):
         if ticket not in self._open or self._open[ticket].left:
             return False
         is_refused = any(
-            isinstance(call.error, RefusalError) and call.error.status not in _OF_ALL
+            isinstance(call.error, RefusalError) and not isinstance(call.error, ClosedError)
             for call in self._open[ticket].calls
         )
         return self._has_answered or not is_refused or not self._under_way
 
-    def _calls(self, question: Question) -> list[_Call]:
-        c, calls = self.config, list[_Call]()
+    def _calls(self, question: Question) -> list[Call]:
+        c, calls = self.config, list[Call]()
         common: dict[str, Any] = {
             "rubric": c.rubric,
             "has_reference": c.reference and question.reference is not None,
@@ -266,7 +233,7 @@ class Judge(Oracle):
             )
             bound = c.template_tokens + sum(len(text.encode()) for text in texts.values())
             calls.append(
-                _Call(order, [{"role": role, "content": text} for role, text in texts.items()], bound)
+                Call(order, [{"role": role, "content": text} for role, text in texts.items()], bound)
             )
         return calls
 
@@ -278,14 +245,16 @@ class Judge(Oracle):
         is_turned = hashlib.sha256(json.dumps([self.config.model, texts]).encode()).digest()[0] & 1
         return (1, 0) if (question.candidates[0] == texts[0]) == is_turned else (0, 1)
 
-    def _ask(self, opened: _Open, call: _Call, *, has_logprobs: bool | None = None) -> None:
+    def _ask(self, opened: OpenQuestion, call: Call, *, has_logprobs: bool | None = None) -> None:
         """Send a call.
 
         Args:
-            has_logprobs: True asks for log-probabilities, False does not. None asks for them, unless `reads`
-                is "text" or the endpoint is known to give none.
+            has_logprobs: True asks for log-probabilities, False does not. None asks for them, unless the text
+                alone is read or the endpoint is known to give none.
         """
-        c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
+        c, wants = self.config, has_logprobs
+        if wants is None:
+            wants = self._has_logprobs is not False and not self._refuses_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
         body = {
             "model": c.model,
@@ -307,7 +276,9 @@ class Judge(Oracle):
         )
         future.add_done_callback(partial(self._ended, opened, call, wants))
 
-    def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[ChatCompletion]") -> None:
+    def _ended(
+        self, opened: OpenQuestion, call: Call, wanted: bool, future: "Future[ChatCompletion]"
+    ) -> None:
         """Take the result of a call. If another try is due, send the call again; otherwise end it. This runs
         on the client's thread."""
         if future.cancelled():
@@ -324,10 +295,10 @@ class Judge(Oracle):
                 return self._ask(opened, call)
         elif (
             isinstance(error, RefusalError)
-            and error.status in (400, 422)
+            and error.status in _NO_LOGPROBS
+            and error.names_logprobs
             and wanted
-            and self.config.reads == "auto"
-            and not self._has_logprobs
+            and self._reads == "auto"
         ):
             return self._ask(opened, call, has_logprobs=False)
         else:
@@ -342,65 +313,64 @@ class Judge(Oracle):
             self._changed.notify_all()
         return None
 
-    def _take_reply(self, call: _Call, reply: ChatCompletion, wanted: bool) -> None:
+    def _take_reply(self, call: Call, reply: ChatCompletion, wanted: bool) -> None:
         """Set the value or the error of a call from a reply, and count the tokens of the try.
 
         Args:
             wanted: True if the request asked for log-probabilities.
         """
         c = self.config
-        call.took(*(reply.usage or (call.bound, c.max_tokens)))
-        is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
-        if is_without and wanted and c.reads == "logprobs":
+        counts = ((reply.prompt_tokens, call.bound), (reply.completion_tokens, c.max_tokens))
+        call.took(*(most if count is None else count for count, most in counts))
+        call.is_uncounted |= any(count is None for count, _ in counts)
+        has_tokens = reply.tokens is not None
+        is_without = not has_tokens and bool(reply.answer) and reply.end != "broken"
+        if is_without and wanted and self._reads == "logprobs" and not self._has_logprobs:
             call.error = OracleError(
                 f"{c.model} gives no log-probabilities; set oracle.reads to text or auto, or ask an "
                 "endpoint that has them"
             )
             return
-        if is_without or reply.logps is not None:
-            self._has_logprobs = reply.logps is not None
+        if has_tokens and wanted:
+            self._has_logprobs = True
+        elif is_without and not wanted:
+            self._refuses_logprobs = True
+        elif is_without and self._has_logprobs is None:
+            self._has_logprobs = False
         self._has_answered = True
         self._replies += 1
-        if c.mode == "score":
-            call.value = self._score(reply)
-        elif (found := self._verdict(reply)) is not None:
-            call.tie = found.get(TIE, 0.0)
-            call.value = found["0"] + call.tie / 2
-        call.said = self._shown(reply.text)
+        self._read(call, reply)
+        call.said = self._shown(reply.said)
         self._invalid += call.value is None
 
-    def _verdict(self, reply: ChatCompletion) -> dict[str, float] | None:
-        """Return the probability of each verdict; None if the reply has no verdict."""
-        verdicts = ("0", "1", TIE) if self.config.ties else ("0", "1")
-        if reply.logps is not None and self.config.reads != "text":
-            return probabilities(reply.logps, verdicts)
-        said = None if self.config.reads == "logprobs" else verdict_in(reply.text, verdicts)
-        return None if said is None else {verdict: float(verdict == said) for verdict in verdicts}
+    def _read(self, call: Call, reply: ChatCompletion) -> None:
+        """Read the verdict or the score of a reply into its call."""
+        c = self.config
+        if c.mode == "score":
+            scores = read_reply(reply, score_reader(*c.range), self._reads)
+            call.lacks = scores.lacks
+            if scores.shares is not None:
+                call.value = math.fsum(score * share for score, share in scores.shares.items())
+            return
+        verdicts = read_reply(reply, verdict_reader(("0", "1", TIE) if c.ties else ("0", "1")), self._reads)
+        call.lacks = verdicts.lacks
+        if verdicts.shares is not None:
+            call.tie = verdicts.shares.get(TIE, 0.0)
+            call.value = verdicts.shares.get("0", 0.0) + call.tie / 2
 
-    def _score(self, reply: ChatCompletion) -> float | None:
-        low, high = self.config.range
-        if reply.logps is None and self.config.reads == "logprobs":
-            return None
-        if reply.logps is None or self.config.reads == "text" or not is_of_digits(low, high):
-            return score_in(reply.text, low, high)
-        found = probabilities(reply.logps, [str(score) for score in range(low, high + 1)])
-        return (
-            None
-            if found is None
-            else math.fsum(int(score) * probability for score, probability in found.items())
-        )
-
-    def _fatal(self, opened: _Open) -> OatError | None:
+    def _fatal(self, opened: OpenQuestion) -> OatError | None:
         """Return the error of a question if every other question would meet it as well; None otherwise."""
         for call in opened.calls:
             error = call.error
-            if isinstance(error, RefusalError) and (error.status in _OF_ALL or not self._has_answered):
+            if isinstance(error, ClosedError):
+                return ClosedError(f"the judge {self.config.model}: {error}", error.status, error.said)
+            if isinstance(error, RefusalError) and not self._has_answered:
                 return OracleError(f"the judge {self.config.model}: {error}")
             if error is not None and not isinstance(error, NoReplyError | RefusalError):
                 return error
         return None
 
-    def _answer(self, opened: _Open) -> Answer:
+    def _answer(self, opened: OpenQuestion) -> Answer:
         question, calls = opened.question, opened.calls
         self._warn_of(calls)
         values, marks = self._scores(calls) if question.kind == "score" else self._comparison(calls)
@@ -421,10 +391,10 @@ class Judge(Oracle):
             tokens=spent.tokens,
         )
 
-    def _scores(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
+    def _scores(self, calls: Sequence[Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
         return tuple(call.value or 0.0 for call in calls), tuple(self._mark(call) for call in calls)
 
-    def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
+    def _comparison(self, calls: Sequence[Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
         """Return the value and the mark of a comparison. The value is the probability that the first
         candidate wins, averaged over the orders in which the judge saw the candidates. If the judge
         gave no verdict in one order, the comparison has the mark of this order."""
@@ -441,7 +411,7 @@ class Judge(Oracle):
         is_tie = abs(p - 0.5) <= self.config.tie_width or tie >= max(p, 1 - p) - tie / 2
         return ((0.5,), ("tie",)) if is_tie else ((min(max(p, 0.0), 1.0),), ("ok",))
 
-    def _mark(self, call: _Call) -> Mark:
+    def _mark(self, call: Call) -> Mark:
         if call.error is not None:
             return "failed"
         if call.value is None:
@@ -453,34 +423,28 @@ class Judge(Oracle):
         cost = (prompt_tokens * (c.price_in or 0.0) + completion_tokens * (c.price_out or 0.0)) / 1e6
         return Price(queries, prompt_tokens + completion_tokens, cost)
 
-    def _warn_of(self, calls: Sequence[_Call]) -> None:
-        """Warn of failed calls, of replies without a verdict, and of calls that took more tokens than were
-        set aside. A judge gives each of these three warnings at most once."""
-        name, found = f"the judge {self.config.model}", dict[str, str]()
-        for call in calls:
-            if call.error is not None:
-                found["failed"] = f"{name} gave no answer, and the question counts as failed: {call.error}"
-            elif call.value is None:
-                found["invalid"] = (
-                    f"{name} said {call.said!r}, which is no verdict; what becomes of the question is "
-                    "said by `invalid`"
-                )
-            if (
-                call.prompt_tokens > call.tries * call.bound
-                or call.completion_tokens > call.tries * self.config.max_tokens
-            ):
-                found["bound"] = (
-                    f"{name} took more tokens than were set aside, so a budget would not hold; raise "
-                    "template_tokens, or max_tokens"
-                )
+    def _warn_of(self, calls: Sequence[Call]) -> None:
+        """Give each kind of warning about calls at most once."""
+        c = self.config
+        name, is_priced = f"the judge {c.model}", self._is_bound or c.price_in is not None
+        found = {
+            kind: text
+            for call in calls
+            for kind, text in call.complaints(name, c.max_tokens, is_priced=is_priced).items()
+        }
+        if self._refuses_logprobs and self._has_logprobs:
+            found["logprobs"] = (
+                f"{name} gives no log-probabilities any more, so verdicts are read from its text alone; "
+                "begin a run of its own, if that is not meant"
+            )
         for kind in found.keys() - self._warned:
             self._warned.add(kind)
             warn(found[kind])
 
     def _version(self) -> str:
-        """Return a hash of the options that can change an answer, such as the model, and of the messages that
-        the templates make of an empty prompt and two empty responses. So the version changes with the judge's
-        instructions and templates."""
+        """Return a hash of the options that can change an answer, such as the model, of how replies are read,
+        and of the messages that the templates make of an empty prompt and two empty responses. So the version
+        changes with the judge's instructions and templates."""
         asked = Question(
             Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
         )
@@ -488,4 +452,6 @@ class Judge(Oracle):
         options = {
             f.name: getattr(self.config, f.name) for f in fields(self.config) if f.name not in OPERATION
         }
-        return hashlib.sha256(json.dumps([options, texts], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([options, texts, _READING], sort_keys=True).encode()).hexdigest()[
+            :16
+        ]

@@ -1,141 +1,294 @@
-"""Reads a chat completion: its verdict or score, and the number of tokens that it took.
+"""Reads a chat completion: the answer without thoughts, the tokens with their log-probabilities, and the
+number of tokens that it took.
 
-The oracle `judge` reads a verdict or score from log-probabilities or from the text; the head of `judge.py`
-says when. The log-probabilities are those of the first generated token that is not blank, and of the
-alternatives that the endpoint reports for this token. Alternatives that differ only in blanks are one, and
-their probabilities are added. A verdict or score that is not among the alternatives has probability 0. If a
-reply contains `</think>`, only the part after it counts.
+Servers differ in what they send. A field that is not needed never makes a reply unusable: a field of an
+unknown form counts as missing. The forms of the log-probabilities are those of chat completions
+(`content`, a list of tokens with `top_logprobs`) and of the older completions (`tokens`, `token_logprobs`,
+`top_logprobs`).
+
+**Thoughts are no answer.** Of the message, only the text is read, not fields such as `reasoning_content`, and
+no parts such as `thinking`. The thoughts in a text end with the last mark of an end, such as `</think>` or
+`<|channel|>final<|message|>`. A text whose thoughts have no end has no answer. A text has none either if it
+contains a control token or the end of an element that does not begin in it: it may end thoughts.
 """
 
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal
 
-import msgspec
+from oat.oracles.refusals import ErrorInReply, error_in
 
-_END_OF_THOUGHT = "</think>"
-_SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
-_MOST_TOKENS = 2**31
-_MOST_CHARACTERS = 1000
-"""Largest number of characters of a text that are kept. A verdict is at the beginning of the text. The limit
-bounds the time to search for it, which may grow with the square of the length."""
+_MOST_TOKENS = 2.0**31
+_MOST_SHOWN = 1000
+_TAIL = 400
+_SURE = 0.05
+"""A token's log-probability, and the probabilities of a token and its alternatives together minus 1, are at
+most this number. They may be above 0 by rounding. Larger numbers are no log-probabilities."""
+_UNKNOWN = -1000.0
+"""A log-probability below this is no number of a sampled token, but stands for "not known": OpenAI sends
+-9999."""
 
+_WHOLE = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "completed")
+_CUT = ("length", "max_tokens", "model_length", "max_output_tokens", "max_length")
 
-class _Alternative(msgspec.Struct):
-    token: str
-    logprob: float
-
-
-class _Token(msgspec.Struct):
-    token: str
-    logprob: float
-    top_logprobs: list[_Alternative] | None = None
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Token] | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    logprobs: _Logprobs | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int = 0
-
-
-class _Body(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
+_NAMES = r"(?:seed:)?(?:ant)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflect(?:ion)?|analysis|scratchpad)"
+_END_OF_THOUGHTS = re.compile(
+    rf"</\s*{_NAMES}\s*>|\[/{_NAMES}\]|◁/{_NAMES}▷|<\|/{_NAMES}\|>|<\|?end_?(?:of_?)?{_NAMES}\|?>|<unused95>"
+    r"|<\|channel\|>\s*final\b[^<>]{0,40}(?:<\|constrain\|>[^<>]{0,40})?<\|message\|>",
+    re.IGNORECASE,
+)
+_BEGIN_OF_THOUGHTS = re.compile(
+    rf"<\|?{_NAMES}\b[^<>]{{0,100}}>|\[{_NAMES}\]|◁{_NAMES}▷|<\|?(?:start|begin)_?(?:of_?)?{_NAMES}\|?>",
+    re.IGNORECASE,
+)
+_CONTROL = r"<\|[^|<>\s]{1,60}\|>|<｜[^｜<>\s]{1,60}｜>|<unused\d{1,4}>"
+_CONTROL_TOKEN = re.compile(_CONTROL)
+_FIRST_TOKENS = re.compile(rf"(?:\s|{_CONTROL}|<s>|<bos>)+")
+_LAST_TOKENS = re.compile(rf"(?:\s|{_CONTROL}|</s>|<eos>|<end_of_turn>|\[EOS\])+\Z")
+_ELEMENT = re.compile(r"<(/?)([A-Za-z][\w:.-]{0,40})(?:\s[^<>]{0,200})?>")
+_BEFORE_ANSWER = re.compile(r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,20}\]|◁/?\w{1,20}▷)\Z")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_RAW_BLANKS = re.compile("[Ġ▁Ċ]+")
+"""How vocabularies write blanks at the beginning of a token. Some servers give tokens as they are there."""
 
 
-class ChatCompletion(msgspec.Struct, frozen=True):
-    """A chat completion. If it contains `</think>`, only the part after it counts.
+@dataclass(frozen=True)
+class Token:
+    """A token of a reply.
 
     Attributes:
-        text: the text, stripped of blanks and cut to `_MOST_CHARACTERS` characters.
-        logps: log-probabilities, in nats, of the first token that is not blank and of its alternatives. Keys
-            are tokens, stripped of blanks. None if the endpoint gives none; {} if all tokens are blank.
-        usage: number of tokens of the prompt and of the completion; None if the reply does not state them.
+        piece: its bytes.
+        logps: log-probabilities, in nats, of this token and of its alternatives, by their bytes. It is empty
+            if they are not known, or if the token's own is not.
     """
 
-    text: str
-    logps: dict[str, float] | None
-    usage: tuple[int, int] | None = None
+    piece: bytes
+    logps: Mapping[bytes, float]
+
+
+@dataclass(frozen=True)
+class ChatCompletion:
+    """A chat completion.
+
+    Attributes:
+        answer: the text without thoughts, and without blanks and control tokens at its ends.
+        end: "whole"; "cut", if the largest number of tokens ended the reply; "broken", if something else did,
+            such as a filter.
+        tokens: the tokens with their log-probabilities; None if the endpoint gives none.
+        start: number of bytes of the tokens before the answer.
+        agreed: number of bytes of the answer that the tokens have at `start`; 0 if the answer is not found in
+            the tokens.
+        said: the beginning of the text, for messages; if there is no text, that of the refusal.
+        prompt_tokens, completion_tokens: what the reply says that it took; None if it does not say so.
+    """
+
+    answer: str
+    end: Literal["whole", "cut", "broken"] = "whole"
+    tokens: tuple[Token, ...] | None = None
+    start: int = 0
+    agreed: int = 0
+    said: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 def read_completion(body: bytes) -> ChatCompletion:
     """Read the first choice of a chat completion, and its usage.
 
     Raises:
+        ErrorInReply: the body is an error with the status of a service.
         ValueError: the body is no chat completion.
     """
+    found = _json(body)
+    choice = _first_choice(found)
+    message, end = choice.get("message"), _end(choice.get("finish_reason"))
+    text = _text(message.get("content")) if isinstance(message, dict) else ""
+    if not text or end == "broken":
+        error = error_in(choice) or error_in(found)
+        if error is not None:
+            raise ErrorInReply(*error)
+    if not isinstance(message, dict):
+        raise ValueError("no chat completion: it has no choice with a message")
+    said = (text.strip() or _text(message.get("refusal")).strip())[:_MOST_SHOWN]
+    answer, usage = answer_in(text), found.get("usage")
+    tokens = _tokens(choice.get("logprobs"))
+    thoughts = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+    start, agreed = _place(answer.encode("utf-8", "surrogatepass"), tokens or (), thoughts)
+    counts = usage if isinstance(usage, dict) else {}
+    return ChatCompletion(
+        answer,
+        end,
+        tokens,
+        start,
+        agreed,
+        said,
+        _count(counts.get("prompt_tokens")),
+        _count(counts.get("completion_tokens")),
+    )
+
+
+def answer_in(text: str) -> str:
+    """Return the answer in a text: what comes after the thoughts, without blanks and control tokens at its
+    ends. Return "" if the thoughts have no end, or if something else may end them."""
+    text = _without_last_tokens(text)
+    for end in _END_OF_THOUGHTS.finditer(text):
+        answer_at = end.end()
+    if _END_OF_THOUGHTS.search(text):
+        text = text[answer_at:]
+    if _BEGIN_OF_THOUGHTS.search(text):
+        return ""
+    first = _FIRST_TOKENS.match(text)
+    text = text[first.end() :] if first and not re.search(r"<\|channel\|>", first[0]) else text
+    return "" if _CONTROL_TOKEN.search(text) or _ends_an_element(text) else text.strip()
+
+
+def _json(body: bytes) -> Any:
+    """Read JSON. A mark of the byte order, the comments of a server that keeps the connection open, and what
+    follows the first value are skipped. NaN, infinite numbers and lone surrogates are allowed."""
+    text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    while text.startswith(":"):
+        text = text.partition("\n")[2].lstrip()
     try:
-        found = msgspec.json.decode(body, type=_Body)
+        return json.JSONDecoder(parse_int=float).raw_decode(text)[0]
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
-    if not found.choices:
-        raise ValueError("a completion without choices")
-    choice, usage = found.choices[0], found.usage
-    tokens = choice.logprobs.content if choice.logprobs is not None else None
-    text = (choice.message.content or "").rpartition(_END_OF_THOUGHT)[2].strip()[:_MOST_CHARACTERS]
-    logps = _first_logps(tokens) if tokens else None
-    if usage is None or not (
-        0 <= usage.prompt_tokens < _MOST_TOKENS and 0 <= usage.completion_tokens < _MOST_TOKENS
-    ):
-        return ChatCompletion(text, logps)
-    return ChatCompletion(text, logps, (usage.prompt_tokens, usage.completion_tokens))
 
 
-def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:
-    """Return the probability of each verdict, given that the reply is one of the verdicts: a softmax over
-    their log-probabilities. A verdict that is not in `logps` has probability 0. Return None if no verdict is
-    in `logps`."""
-    known = {verdict: logps.get(verdict, -math.inf) for verdict in verdicts}
-    top = max(known.values())
-    if top == -math.inf:
+def _first_choice(found: Any) -> dict[str, Any]:
+    """Return the choice with the index 0, or else the first; {} if there is none."""
+    choices = found.get("choices") if isinstance(found, dict) else None
+    sound = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    return next((each for each in sound if each.get("index") == 0), sound[0] if sound else {})
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message: a string, or the parts of a list that are text and no thoughts."""
+    parts = content if isinstance(content, list) else [content]
+    return "".join(part if isinstance(part, str) else _text_of_part(part) for part in parts)
+
+
+def _text_of_part(part: Any) -> str:
+    is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
+    text = part.get("text") if is_text and not part.get("thought") else None
+    return text if isinstance(text, str) else ""
+
+
+def _end(finish: Any) -> Literal["whole", "cut", "broken"]:
+    name = "" if finish is None else finish.casefold() if isinstance(finish, str) else "?"
+    return "whole" if name in _WHOLE else "cut" if name in _CUT else "broken"
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens; None if the value is no whole number from 0 to 2^31. All numbers of a reply
+    are read as floats."""
+    is_count = isinstance(value, float) and 0 <= value < _MOST_TOKENS and value.is_integer()
+    return int(value) if is_count else None
+
+
+def _tokens(logprobs: Any) -> tuple[Token, ...] | None:
+    entries: Sequence[Any] = ()
+    if isinstance(logprobs, list):
+        entries = logprobs
+    elif isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
+        entries = logprobs["content"]
+    elif isinstance(logprobs, dict) and isinstance(logprobs.get("tokens"), list):
+        own, others = (
+            found if isinstance(found := logprobs.get(name), list) else []
+            for name in ("token_logprobs", "top_logprobs")
+        )
+        count = len(logprobs["tokens"])
+        entries = [
+            {"token": token, "logprob": logp, "top_logprobs": top}
+            for token, logp, top in zip_longest(logprobs["tokens"], own[:count], others[:count])
+        ]
+    return tuple(map(_token, entries)) or None
+
+
+def _token(entry: Any) -> Token:
+    piece = _piece(entry)
+    if piece is None:
+        return Token(b"\xff", {})  # no text has this byte, so nothing is read beyond it
+    logps: dict[bytes, float] = {}
+    top = entry.get("top_logprobs")
+    if isinstance(top, dict):
+        top = [{"token": token, "logprob": logp} for token, logp in top.items()]
+    for each in top if isinstance(top, list) else ():
+        other, logp = _piece(each), _logp(each)
+        if other is not None and logp is not None:
+            logps[other] = max(logp, logps.get(other, -math.inf))
+    own = _logp(entry)
+    if piece not in logps and own is not None and own > _UNKNOWN:
+        logps[piece] = own
+    is_sound = piece in logps and all(logp <= _SURE for logp in logps.values())
+    is_sound = is_sound and math.fsum(map(math.exp, logps.values())) <= 1 + _SURE
+    return Token(piece, logps if is_sound else {})
+
+
+def _piece(entry: Any) -> bytes | None:
+    """Return the bytes of a token; None if the entry has no token, or if its bytes are not those of its
+    text."""
+    text = entry.get("token") if isinstance(entry, dict) else None
+    if not isinstance(text, str):
         return None
-    weights = {verdict: math.exp(logp - top) for verdict, logp in known.items()}
-    total = math.fsum(weights.values())
-    return {verdict: weight / total for verdict, weight in weights.items()}
+    given = entry.get("bytes")
+    if isinstance(given, list) and all(isinstance(b, float) and b in range(256) for b in given):
+        piece = bytes(map(int, given))
+        whole = piece.decode("utf-8", "replace")
+        # servers write a part of a character, and what is not ASCII, in their own ways
+        is_same = whole in (text, _spaced(text)) or "\ufffd" in whole or not text.isascii()
+        return piece if is_same else None
+    if single := _BYTE_TOKEN.fullmatch(text):
+        return bytes.fromhex(single[1])
+    return _spaced(text).encode("utf-8", "surrogatepass")
 
 
-def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
-    """Return the verdict at the beginning of a text. Punctuation before it is skipped. Return None if the
-    text begins with no verdict. "Also" does not begin with the verdict "A", nor "1.5" with "1"."""
-    found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
-    return found[1] if found else None
+def _spaced(text: str) -> str:
+    """Return the text of a token with its first blanks as blanks."""
+    raw = _RAW_BLANKS.match(text)
+    return text if raw is None else re.sub("[Ġ▁]", " ", raw[0]).replace("Ċ", "\n") + text[raw.end() :]
 
 
-def score_in(text: str, low: float, high: float) -> float | None:
-    """Return the number at the beginning of a text, such as "7", "Score: 7" or "**7.5** / 10". Return None if
-    there is no number, or if it is not from `low` to `high`."""
-    found = _SCORE.match(text)
-    score = float(found[1]) if found else math.nan
-    return score if low <= score <= high else None
+def _logp(entry: Any) -> float | None:
+    value = entry.get("logprob") if isinstance(entry, dict) else None
+    return value if isinstance(value, float) and not math.isnan(value) else None
 
 
-def _first_logps(tokens: Sequence[_Token]) -> dict[str, float] | None:
-    ends = [place for place, token in enumerate(tokens) if token.token.strip() == _END_OF_THOUGHT]
-    behind = tokens[ends[-1] + 1 :] if ends else tokens
-    first = next((token for token in behind if token.token.strip()), None)
-    if first is None:
-        return {}
-    alternatives = {each.token: each.logprob for each in first.top_logprobs or ()} | {
-        first.token: first.logprob
-    }
-    logps: dict[str, float] = {}
-    for token, logp in alternatives.items():
-        name = token.strip()
-        logps[name] = _logaddexp(logps[name], logp) if name in logps else logp
-    return logps
+def _place(answer: bytes, tokens: Sequence[Token], thoughts: str) -> tuple[int, int]:
+    """Return `ChatCompletion.start` and `agreed`.
+
+    If the tokens end with the answer, this is the place: what comes before may be thoughts, also if the text
+    has none. It must be empty, end with a mark, or be the thoughts that the server took apart. Otherwise the
+    tokens must begin as the answer does.
+    """
+    joined = b"".join(token.piece for token in tokens)
+    if not answer or not joined:
+        return 0, 0
+    last = _LAST_TOKENS.search(joined[-_TAIL:].decode("utf-8", "replace"))
+    for rest in (joined.rstrip(), joined[: -len(last[0].encode())] if last else joined):
+        if rest.endswith(answer):
+            before = rest[: -len(answer)].decode("utf-8", "replace").strip()
+            if not before or before == thoughts.strip() or _BEFORE_ANSWER.search(before[-_TAIL:]):
+                return len(rest) - len(answer), len(answer)
+    start = len(joined) - len(joined.lstrip())
+    rest = joined[start : start + len(answer)]
+    differ = (place for place, (a, b) in enumerate(zip(rest, answer, strict=False)) if a != b)
+    return (0, 0) if thoughts else (start, next(differ, min(len(rest), len(answer))))
 
 
-def _logaddexp(a: float, b: float) -> float:
-    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
+def _without_last_tokens(text: str) -> str:
+    last = _LAST_TOKENS.search(text, max(0, len(text) - _TAIL))
+    return text[: last.start()] if last else text
+
+
+def _ends_an_element(text: str) -> bool:
+    """Return True if the text has the end of an element that does not begin in it, such as `</b>`."""
+    begun = set[str]()
+    for slash, name in _ELEMENT.findall(text):
+        if slash and name not in begun:
+            return True
+        begun.add(name)
+    return False

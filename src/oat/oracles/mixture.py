@@ -202,6 +202,10 @@ class Mixture(Oracle):
         for source in self._sources.values():
             source.oracle.check_columns(columns, has_reference)
 
+    def tell_opening(self, opening: str | None) -> None:
+        for source in self._sources.values():
+            source.oracle.tell_opening(opening)
+
     def price(self, question: Question) -> Price:
         """Return the sum of the highest prices of the sources that are asked this question."""
         total = Price()

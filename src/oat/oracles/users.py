@@ -149,6 +149,13 @@ class UsersOracle(Wrapper):
             ):
                 self.oracle.tell(run)
 
+    def tell_opening(self, opening: str | None) -> None:
+        tell = self._method("tell_opening")
+        if tell is None:
+            return
+        with raising(lambda what: OracleError(f"`tell_opening` of oracle {self._class} {what}; repair it")):
+            tell(opening)
+
     def bind(self) -> None:
         tell = self._method("bind")
         if tell is None:

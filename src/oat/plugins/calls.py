@@ -15,13 +15,15 @@ random generators of torch, numpy and Python, because no result of a run depends
 the working directory, because relative paths do not start there (`files.py`).
 """
 
+import asyncio
 import os
 import signal
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,21 @@ def raising(refuse: Refuse) -> AbstractContextManager[None, None]:
 def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
     """A context that puts back the state of the process as `guarded` does. Exceptions pass unchanged."""
     return _Restoring(refuse, None, name)
+
+
+async def _wait(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def awaited(result: Awaitable[Any]) -> Any:
+    """Return the result of an awaitable. If an event loop already runs in this thread, as in a notebook,
+    wait in another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_wait(result))
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _wait(result)).result()
 
 
 def last_place(error: BaseException, is_own: Callable[[str], bool]) -> str | None:

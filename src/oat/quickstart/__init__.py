@@ -19,6 +19,7 @@ accuracy of the controls would change.
 
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from typing import Any
 import yaml
 
 from oat.errors import ConfigError
-from oat.files import saying_what_is_free
+from oat.files import appearing, saying_what_is_free, write_atomically
 from oat.quickstart.control import PermutedRewards
 
 __all__ = ["PermutedRewards", "configurations", "quickstart"]
@@ -44,6 +45,8 @@ ORACLES = {"": "exact_match", "-control": "oat.quickstart:PermutedRewards"}
 _MARKER = "README.txt"
 _MADE_BY = "Made by `oat quickstart"
 """The beginning of the marker."""
+_NEW = re.compile(r"\.new-[0-9a-f]{16}\.txt")
+"""Names of markers that are not complete (`oat.files.appearing`)."""
 _PLACES = {
     "start": "the start: model and tokenizer",
     "models": "the aligned models, for AutoModelForCausalLM.from_pretrained",
@@ -63,10 +66,13 @@ def quickstart(out: Path, seed: int = SEED) -> int:
         The exit code, 0.
 
     Raises:
-        ConfigError: `out` holds something other than a quickstart.
+        ConfigError: `out` holds something other than a quickstart, or another configuration of a run.
         ChildError: a run failed.
     """
     places = _claim(out)
+    runs = configurations(out, seed)
+    for name, tree in runs.items():
+        _refuse_changed(out / f"{name}.yaml", tree)
     what = (
         "a tiny model that learns sums from a poor teacher, then DPO and GRPO beside their controls, two "
         "at a time"
@@ -80,10 +86,9 @@ def quickstart(out: Path, seed: int = SEED) -> int:
     with interrupted_by_sigterm():
         if not (out / "start").exists():
             make_start(out, seed)
-        runs = configurations(out, seed)
         left = [name for name, tree in runs.items() if not _is_done(out, name, tree)]
         for name in left:
-            (out / f"{name}.yaml").write_text(_text(runs[name]), encoding="utf-8")
+            write_atomically(out / f"{name}.yaml", _text(runs[name]))
         train = {name: [sys.executable, "-m", "oat", "train", str(out / f"{name}.yaml")] for name in left}
         run_all(train, out, at_a_time=2, report=lambda name, seconds: _say(name, seconds, out / name))
         for name in ALGORITHMS:
@@ -173,24 +178,47 @@ def _claim(out: Path) -> str:
     """
     width = max(map(len, _PLACES)) + len(str(out)) + 3
     places = "".join(f"{out / name!s:<{width}}{what}\n" for name, what in _PLACES.items())
-    if out.exists() and not _is_ours(out):
+    if os.path.lexists(out) and not _is_ours(out):
         raise ConfigError(
             f"{out}: holds something else than a quickstart; give an empty or a new folder with --out"
         )
     out.mkdir(parents=True, exist_ok=True)
     heading = f"{_MADE_BY} --out {out}`, which continues what is unfinished here."
-    (out / _MARKER).write_text(f"{heading}\n\n{places}", encoding="utf-8")
+    if not (out / _MARKER).exists():
+        with appearing(out / _MARKER, "--out") as new:
+            new.write_text(f"{heading}\n\n{places}", encoding="utf-8")
     return places
 
 
 def _is_ours(out: Path) -> bool:
-    """Return True if `out` is an empty folder, or a folder that `oat quickstart` made. After a kill, the
-    README.txt of such a folder may have only the beginning of its text, or none."""
+    """Return True if `out` is a folder that `oat quickstart` made, or an empty folder. A marker that a kill
+    cut off counts as nothing."""
+    if not out.is_dir():
+        return False
     marker = out / _MARKER
-    if not marker.is_file():
-        return out.is_dir() and not any(out.iterdir())
-    beginning = marker.read_text(encoding="utf-8", errors="replace")[: len(_MADE_BY)]
-    return _MADE_BY.startswith(beginning)
+    if marker.is_file():
+        return marker.read_bytes().startswith(_MADE_BY.encode())
+    return all(
+        _NEW.fullmatch(file.name) and file.is_file() and _is_beginning(file.read_bytes())
+        for file in out.iterdir()
+    )
+
+
+def _is_beginning(text: bytes) -> bool:
+    return text[: len(_MADE_BY)] == _MADE_BY.encode()[: len(text)]
+
+
+def _refuse_changed(file: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse to replace a configuration that is not the one that the run would get.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    if os.path.lexists(file) and not (file.is_file() and file.read_bytes() == _text(tree).encode()):
+        raise ConfigError(
+            f"{file}: is not what this command writes, so somebody has changed it, or it is of another seed, "
+            "folder or version; move it away, or give another --out"
+        )
 
 
 def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:

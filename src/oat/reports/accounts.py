@@ -1,9 +1,12 @@
 """Reports on a run's ledger: which oracles were asked, what they cost, and whether the file is sound. The
 answers can also be exported as a data set, in one of two layouts that TRL's trainers read:
 
-    preference    {"prompt", "chosen", "rejected"}, lists of messages. A comparison with a winner makes a row.
-                  If the scores of a question differ, its best and its worst candidate make a row.
+    preference    {"prompt", "chosen", "rejected"}. A comparison with a winner makes a row. If the scores of a
+                  question differ, its best and its worst candidate make a row.
     scored        {"prompt", "completion", "score"}. Each candidate with a score makes a row.
+
+Prompts and responses are texts if the run has no chat template and the data have texts. Otherwise they are
+lists of messages, which a reader puts into a template.
 
 A recorded response is written with all of its messages, as in the data. A response without tokens is written
 as an empty text.
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, LedgerError, many, printable, warn
-from oat.files import replacing, write_atomically
+from oat.files import appearing, refuse_known, saying_what_is_free
 from oat.ledger.audit import UNREADABLE, contradictions
 from oat.ledger.intents import Intent, Known, values_of
 from oat.ledger.reader import Reader
@@ -197,8 +200,8 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         layout: "preference" or "scored".
 
     Raises:
-        ConfigError: the layout or the ending is unknown, the folder cannot be made, the run directory has no
-            config.yaml, Parquet cannot hold the rows, or pyarrow is not installed.
+        ConfigError: the layout or the ending is unknown, `out` is there already, the folder cannot be made,
+            the run directory has no config.yaml, Parquet cannot hold the rows, or pyarrow is not installed.
         LedgerError: as in `accounts_table`, or the ledger lacks answers on which the run's checkpoints or
             metrics rely.
     """
@@ -206,6 +209,7 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(DatasetLayout))}")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
+    refuse_known(out, "--export")
     make = _preferences if layout == "preference" else _scored
     run = LoadedRun(run_dir)
     columns, has_turns = run.response_columns, run.has_environment
@@ -219,7 +223,9 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         prompted = [intent for intent in answered if intent.question.messages]
         for intent in prompted:
             try:
-                rows += list(make(responses.of(intent), intent, *store.answer(intent)))
+                made = make(responses.of(intent), intent, *store.answer(intent))
+                is_plain = run.config.render.template is None and not intent.question.is_chat
+                rows += [_plain(row) for row in made] if is_plain else list(made)
             except _SeveralTurns:
                 left_out += 1
     if left_out:
@@ -233,17 +239,12 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
             f"{len(answered) - len(prompted)} answers about texts without a prompt are left out: both "
             "layouts have one"
         )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you "
-            "may write"
-        ) from error
-    if out.suffix == ".jsonl":
-        write_atomically(out, "".join(printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows))
-    else:
-        _write_parquet(rows, out)
+    with appearing(out, "--export") as new, saying_what_is_free(out):
+        if out.suffix == ".jsonl":
+            lines = (printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+            new.write_text("".join(lines), encoding="utf-8")
+        else:
+            _write_parquet(rows, out, new)
     return len(rows), len(trained) - len(answered)
 
 
@@ -295,6 +296,7 @@ def _justified(cell: str, width: int, column: int) -> str:
 
 
 _Messages = list[dict[str, Any]]
+_TEXTS = ("prompt", "chosen", "rejected", "completion")
 
 
 class _SeveralTurns(Exception):
@@ -388,11 +390,20 @@ def _prompt(intent: Intent) -> _Messages:
     return [message.plain for message in intent.question.messages]
 
 
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with each list of one message replaced by the message's text."""
+    return {
+        name: value[0]["content"] if name in _TEXTS and len(value) == 1 else value
+        for name, value in row.items()
+    }
+
+
 def _assistant_message(text: str) -> _Messages:
     return [{"role": "assistant", "content": text}]
 
 
-def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
+def _write_parquet(rows: list[dict[str, Any]], out: Path, new: Path) -> None:
+    """Write rows to the file `new`. Messages call it `out`."""
     try:
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -404,8 +415,7 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
         made = arrow.Table.from_pylist(rows)
         is_same = _without_nulls(made.to_pylist()) == _without_nulls(rows)
         if is_same:
-            with replacing(out) as new:
-                parquet.write_table(made, new)
+            parquet.write_table(made, new)
     except arrow.ArrowException:
         is_same = False
     if not is_same:

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from oat.errors import ConfigError, DataError, did_you_mean, printable
+from oat.files import appearing, refuse_known, saying_what_is_free
 from oat.metrics import NAMES, listed, unit
 from oat.reports.metric_names import ours
 from oat.rundir.reading import load_run
@@ -54,6 +55,11 @@ ASIDE = (
 
 _INCHES = (8.0, 4.5)
 _DPI = 150
+_TABLE_HEAD = ("line", "runs")
+"""The first columns of a table of ours."""
+_SOFTWARE = "oat plot"
+"""The program that a PNG of ours names in its head."""
+_HEAD_BYTES = 1024
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours of Okabe and Ito. People with colour blindness can also tell them apart."""
 _STYLES = ("-", "--", ":")
@@ -109,7 +115,8 @@ def plot_runs(
 
     Raises:
         ConfigError: a directory holds no run, a run lacks a metric, `against` is unknown, `out` is neither
-            PNG nor CSV, or matplotlib is not installed.
+            PNG nor CSV, matplotlib is not installed, or one of the files is there already and `oat plot` did
+            not write it.
         DataError: a file of a run cannot be read, or the runs that are drawn as one line (`ASIDE`) have no
             part of the x axis in common.
     """
@@ -122,14 +129,23 @@ def plot_runs(
         raise ConfigError(f"--against is {against!r}; {did_you_mean(against, get_args(Against))}")
     if out.suffix == ".png":
         _matplotlib()
-    lines = lines_of(list({run.resolve(): run for run in runs}.values()), metrics, against)
     table = out.with_suffix(".csv")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _write_table(lines, table, against)
-    if out.suffix == ".csv":
-        return [table]
-    _draw(lines, out, against)
-    return [out, table]
+    files = [out] if out == table else [out, table]
+    for file in files:
+        refuse_known(file, "--out", _is_ours)
+    lines = lines_of(list({run.resolve(): run for run in runs}.values()), metrics, against)
+    for file in reversed(files):
+        with appearing(file, "--out", _is_ours) as new, saying_what_is_free(file):
+            (_write_table if file == table else _draw)(lines, new, against)
+    return files
+
+
+def _is_ours(file: Path) -> bool:
+    """Return True if `plot_runs` has written a file. An earlier plot may be replaced."""
+    with file.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    is_table = file.suffix == ".csv"
+    return head.startswith(",".join(_TABLE_HEAD).encode()) if is_table else _SOFTWARE.encode() in head
 
 
 def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
@@ -343,7 +359,14 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
         writer.writerow(
-            ["line", "runs", _AXES[against][0], *head, "low", "high", *([CHANGES] if has_changes else [])]
+            [
+                *_TABLE_HEAD,
+                _AXES[against][0],
+                *head,
+                "low",
+                "high",
+                *([CHANGES] if has_changes else []),
+            ]
         )
         for line in lines:
             for point in zip(line.x, line.mean, line.low, line.high, strict=True):
@@ -409,7 +432,7 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
     legend = "line: mean of runs, band: lowest to highest" if any(line.runs > 1 for line in lines) else None
     axes.legend(frameon=False, fontsize="small", title=legend, title_fontsize="small", alignment="left")
     canvas_of(figure)
-    figure.savefig(file, dpi=_DPI)
+    figure.savefig(file, dpi=_DPI, metadata={"Software": _SOFTWARE})
 
 
 def _literal(text: str) -> str:

@@ -244,8 +244,9 @@ class Actor:
         return scores
 
     def work(self) -> Work:
-        """Return the work of the engine's `generate`, counted from the first call of this method."""
-        return self.engine.work()
+        """Return the work of the engine's `generate`, counted from the first call of this method, and of the
+        environment."""
+        return self.engine.work() + (Work() if self.environment is None else self.environment.work())
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
         rows = [trajectory for group in groups for trajectory in group.trajectories]
@@ -266,12 +267,13 @@ class Actor:
         try:
             while playing:
                 requests = [Request(episode.ids, sampling, episode.key, has_turns) for episode in playing]
-                texts: dict[bytes, str] = {}  # short responses are often equal
+                texts: dict[tuple[int, bytes], str] = {}  # short responses are often equal
                 for completion in self._generated(requests, slot):
-                    name = completion.ids.tobytes()
+                    before = playing[completion.index].ids
+                    name = int(before[-1]), completion.ids.tobytes()
                     if name not in texts:
-                        texts[name] = self.renderer.text(completion.ids)
-                    ends = self.renderer.text_ends(completion.ids) if has_ends else None
+                        texts[name] = self.renderer.text(completion.ids, before)
+                    ends = self.renderer.text_ends(completion.ids, before) if has_ends else None
                     playing[completion.index].respond(completion, texts[name], ends)
                 playing = self._going_on(playing)
         finally:

@@ -135,9 +135,7 @@ class OwnBackbone:
     def _encode_causal(self, messages: Sequence[Message], trajectory: Trajectory) -> _Row:
         assert self.renderer is not None, "a causal model has one"
         prompt = self.renderer.prompt(messages).tolist()
-        own = self.tokenizer(
-            trajectory.text, add_special_tokens=False, split_special_tokens=True, verbose=False
-        )["input_ids"][: self.most - 1]
+        own = self.renderer.within(messages, trajectory.text).tolist()[: self.most - 1]
         prompt = prompt[max(0, len(prompt) + len(own) - self.most) :]
         ids = [*prompt, *own]
         if self.pooling == "last" or not own:

@@ -49,7 +49,7 @@ def step_sizes(row: Trajectory, branching: Branching, renderer: Renderer) -> lis
     ends = delimiter_ends(row.text, branching.delimiter)
     if not ends:
         return []
-    text_ends = renderer.text_ends(row.completion)
+    text_ends = renderer.text_ends(row.completion, row.segments[0].ids)
     sizes = dict.fromkeys((np.searchsorted(text_ends, ends) + 1).tolist())
     is_inner = [size for size in sizes if text_ends[size - 1] < len(row.text)]
     return is_inner[: branching.most_steps - 1]
@@ -89,10 +89,13 @@ def branch(parent: Trajectory, size: int, completion: Completion, renderer: Rend
         raw_logps=joined("raw_logps", completion.raw_logps),
         sampled_logps=joined("sampled_logps", completion.sampled_logps),
         kept=_joined_sets(begun.kept, size, completion.kept),
-        text_ends=None if begun.text_ends is None else renderer.text_ends(ids),
+        text_ends=None if begun.text_ends is None else renderer.text_ends(ids, prompt.ids),
     )
     return replace(
-        parent, segments=(prompt, response), finish_reason=completion.finish_reason, text=renderer.text(ids)
+        parent,
+        segments=(prompt, response),
+        finish_reason=completion.finish_reason,
+        text=renderer.text(ids, prompt.ids),
     )
 
 

@@ -89,19 +89,21 @@ class RecordedActor:
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
         learned = [segment.ids for segment in segments if segment.author == "model"]
         ids = learned[-1] if prompt.messages and learned else row.ids
+        before = row.ids[: len(row.ids) - len(ids)]
         is_cut = row.cut == "response"
         if is_cut:
-            text = self.fit.renderer.text(ids)
+            start = 0 if prompt.messages else len(self.fit.renderer.prefix)
+            text = self.fit.renderer.text(ids[start:], before)
         else:
             text = value if isinstance(value, str) else value[-1]["content"]
         if self.records_text_ends and segments[-1].author == "model":
-            ends = self._text_ends(ids, text, prompt.row)[-len(segments[-1].ids) :]
+            ends = self._text_ends(ids, before, text, prompt.row)[-len(segments[-1].ids) :]
             segments[-1] = replace(segments[-1], text_ends=ends)
         return Trajectory("recorded", tuple(segments), "length" if is_cut else "stop", text)
 
-    def _text_ends(self, ids: np.ndarray, text: str, row: int) -> np.ndarray:
+    def _text_ends(self, ids: np.ndarray, before: np.ndarray, text: str, row: int) -> np.ndarray:
         renderer = self.fit.renderer
-        ends = moved_ends(renderer.text_ends(ids), renderer.text(ids), text)
+        ends = moved_ends(renderer.text_ends(ids, before), renderer.text(ids, before), text)
         if ends is None:
             raise DataError(
                 f"record {row}: the tokens of the response do not give its text back, and the oracle rewards "

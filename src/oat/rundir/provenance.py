@@ -215,14 +215,14 @@ def _is_flag(word: str) -> bool:
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Return the versions of those libraries of `LIBRARIES` that are installed. They are read once per
-    process."""
+    process. Torch's version names its build too (`2.13.0+cu130`), which its package may leave out."""
     found = {}
     for name in LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return {**found, "torch": str(torch.__version__)}
 
 
 def git_state() -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import ContractError
+from oat.rundir.mark import is_run
 from oat.rundir.rows import read_metrics
 
 END = "<end>"
@@ -62,17 +63,21 @@ def tiny_run(
         characters: characters that a response may have in addition to the characters of the prompts.
         flags: flags of the command line, which override the configuration.
         folder: the folder to which `model`, `prompts.jsonl`, `config.yaml` and `run` are written; None: a new
-            temporary folder, which is not removed.
+            temporary folder, which is not removed. If the folder has a run in `run`, it is continued.
 
     Returns:
         The rows of the run's `metrics.jsonl`. The first row describes the model before the first step.
 
     Raises:
-        ContractError: the run ended with an error, which it printed.
+        ContractError: the run ended with an error, which it printed; or the folder has other files of these
+            names, which are not replaced.
     """
     from oat.cli import main
 
     folder = Path(tempfile.mkdtemp(prefix="oat-")) if folder is None else folder
+    there = [name for name in ("model", "prompts.jsonl", "config.yaml") if (folder / name).exists()]
+    if there and not is_run(folder / "run"):
+        raise ContractError(f"{folder} has {', '.join(there)}, which would be replaced; give an empty folder")
     records = [{"prompt": prompt} if isinstance(prompt, str) else dict(prompt) for prompt in prompts]
     write_tiny_model(folder / "model", "".join(str(record["prompt"]) for record in records) + characters)
     (folder / "prompts.jsonl").write_text(

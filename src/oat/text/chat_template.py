@@ -1,13 +1,15 @@
 """Chat templates with a tokenizer: conversations are rendered to text, and the text is turned into ids."""
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oat.errors import TemplateError, described, shortened
-from oat.text.control_tokens import any_of, marked, marked_ids, without_json_escapes
-from oat.text.encoding import Encoder
+from oat.text.control_tokens import any_of, marked, without_json_escapes
+from oat.text.joining import Joiner
+from oat.text.recorded_calls import CallStyle, check_calls, study_calls
 from oat.types import Message
 
 if TYPE_CHECKING:
@@ -31,9 +33,9 @@ class ChatTemplate:
         source: the template's text, with the date written into it.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: Encoder, source: str):
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", joiner: Joiner, source: str):
         self.tokenizer = tokenizer
-        self.encoder = encoder
+        self.joiner = joiner
         self.source = source
         self.set_control(special_tokens(tokenizer))
 
@@ -56,18 +58,31 @@ class ChatTemplate:
             generate: True ends the text with the generation prompt.
 
         Raises:
-            TemplateError: the template fails.
+            TemplateError: the template fails; it leaves out a call of a tool; or a call cannot be rendered.
         """
         conversation = [
             {**marked(message.fields, self._control), "role": message.role, "content": self.content(message)}
             for message in messages
         ]
+        if not any(message.fields.get("tool_calls") for message in messages):
+            return self._rendered(conversation, generate=generate)
+        text = self._rendered([self.calls.put(message) for message in conversation], generate=generate)
+        if "tool_calls" in self.source:
+            check_calls(conversation, text)
+        return text
+
+    @cached_property
+    def calls(self) -> CallStyle:
+        """How the template takes the calls of a message."""
+        return study_calls(lambda messages: self._rendered(messages, generate=False))
+
+    def _rendered(self, conversation: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
                 conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
             )
         except Exception as error:  # a template is a program and may raise any error
-            roles = shortened(", ".join(message.role for message in messages), 200)
+            roles = shortened(", ".join(message["role"] for message in conversation), 200)
             raise TemplateError(
                 f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
                 "another template or change the roles"
@@ -94,7 +109,7 @@ class ChatTemplate:
 
     def ids(self, text: str) -> np.ndarray:
         """Return the ids of rendered text, (T,) int32."""
-        return marked_ids(self.encoder, text)
+        return self.joiner.marked(text)
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> set[str]:

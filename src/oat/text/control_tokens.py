@@ -2,18 +2,14 @@
 
 A template renders messages to one text. In this text, a control token from the template cannot be told from a
 control token in a message. So the control tokens in messages are marked before rendering: one special
-character is put before the token, and another after it. `marked_ids` reads marked text as ordinary text. If a
-message itself contains one of the two characters, the character is replaced by U+FFFD.
+character is put before the token, and another after it. `Joiner.marked` reads marked text as ordinary text.
+If a message itself contains one of the two characters, the character is replaced by U+FFFD.
 """
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import numpy as np
-
-from oat.text.encoding import Encoder
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # Unicode's noncharacters, which texts should not contain
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
@@ -46,17 +42,9 @@ def without_json_escapes(text: str) -> str:
     return text
 
 
-def marked_ids(encoder: Encoder, text: str) -> np.ndarray:
-    """Return the ids, (T,) int32, of a text. Control tokens that `marked` has marked are read as ordinary
-    text.
-
-    Raises:
-        TemplateError: the tokenizer cannot encode the text.
-    """
-    ids: list[int] = []
+def pieces_of(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of a text in which `marked` has marked control tokens, at least one. Each piece is
+    ordinary text, which may be empty and may have control tokens of a template; or, with True, a marked
+    control token."""
     for place, piece in enumerate(_MARKED.split(text)):
-        piece = piece.replace(_OPEN, "").replace(_CLOSE, "")
-        # `splits` affects special tokens only, so a marked token is also divided in two
-        for part in (piece[:1], piece[1:]) if place % 2 else (piece,):
-            ids += encoder.ids(part, adds=False, splits=bool(place % 2))[0]
-    return np.array(ids, dtype=np.int32)
+        yield piece.replace(_OPEN, "").replace(_CLOSE, ""), bool(place % 2)

@@ -3,7 +3,11 @@ instruction, worked examples, the question, and a cue, after which the answer be
 written for this package.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from oat.errors import TemplateError
+from oat.types import Message
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,22 @@ class Form:
             for example in self.examples[:few_shot]
         ]
         return "\n\n".join([self.instruction, *shown, f"{self.before} {question.strip()}\n{self.cue}"])
+
+    def put(self, messages: Sequence[Message], few_shot: int = 0) -> list[Message]:
+        """Return a conversation with its user message put into this form.
+
+        Raises:
+            TemplateError: a message has a wrong role. The last message must be the user's, and all messages
+                before it must be system messages.
+        """
+        *before, last = messages
+        if last.role != "user" or any(message.role != "system" for message in before):
+            roles = ", ".join(message.role for message in messages)
+            raise TemplateError(
+                f"a conversation of {roles} is not one question, which `question` puts in a form; remove "
+                "`render.question`"
+            )
+        return [*before, Message("user", self.render(last.content, few_shot))]
 
 
 GSM8K = Form(

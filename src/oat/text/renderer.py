@@ -17,19 +17,21 @@ Control tokens in messages become ordinary text, so data cannot end a turn or be
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from oat.errors import TemplateError
-from oat.text.chat_template import USER, ChatTemplate
-from oat.text.control_tokens import marked_ids
+from oat.text.answers import is_text, refuse_empty, refuse_other_history, response_text, turns_of
+from oat.text.chat_template import USER, ChatTemplate, special_tokens
+from oat.text.control_tokens import any_of, marked
+from oat.text.decoding import Decoder, Ids
 from oat.text.encoding import Encoder
+from oat.text.joining import Joiner
 from oat.text.question_forms import Example, Form
-from oat.text.template_study import Turn, common_length, look_for_rewriting, study_control, study_turn
+from oat.text.template_study import Turn, look_for_rewriting, study_control, study_turn
 from oat.text.templates import CHATML_TOKENS, load_template, on_day, proposal
 from oat.text.text_ends import text_ends
 from oat.text.vocabulary import num_ids
@@ -38,7 +40,7 @@ from oat.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_REASONING = re.compile(r"\s*<think>\n?")
+SpecialTokens = Literal["keep", "drop"]
 
 _MOST_TAILS = 1024
 """Number of messages whose ids `Renderer.extend` keeps, since environments often say the same."""
@@ -56,6 +58,8 @@ class Renderer:
         eos_ids: further ids that end a response, usually those of the model's generation config.
         question: form into which the user message of a prompt is put before it is rendered; None: no form.
         few_shot: number of worked examples that the form shows.
+        special_tokens: "keep": the text of a response has the special tokens that the model wrote, except
+            those that end a response; "drop": it has none.
         has_turns: True if messages may follow a response. Then a template that changes earlier messages when
             further messages follow is an error; otherwise it is a warning.
 
@@ -86,6 +90,7 @@ class Renderer:
         has_turns: bool = False,
         question: Form | None = None,
         few_shot: int = 0,
+        special_tokens: SpecialTokens = "keep",
     ):
         if template is None and system is not None:
             raise TemplateError(
@@ -97,9 +102,12 @@ class Renderer:
         self._question = question
         self._few_shot = few_shot
         self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
-        self._tails: dict[tuple[Message, bool], np.ndarray] = {}
+        self._tails: dict[tuple[Message, bool, str], np.ndarray] = {}
         self._encoder = Encoder(tokenizer)
-        self._pieces: dict[int, str] = {}
+        self._decoder = Decoder(tokenizer, self._encoder)
+        self._joiner = Joiner(self._encoder, self._decoder)
+        self._text = partial(self._decoder, keeps_special=special_tokens == "keep")
+        self._pieces: dict[tuple[int, bool], str] = {}
         self.definition: dict[str, Any] = {
             "template": template,
             "system": system,
@@ -109,6 +117,7 @@ class Renderer:
             "has_turns": has_turns,
             "question": question and asdict(question),
             "few_shot": few_shot,
+            "special_tokens": special_tokens,
         }
         self.num_tokens = num_ids(tokenizer)
         self.template = None if template is None else load_template(template, tokenizer)
@@ -119,9 +128,9 @@ class Renderer:
                 "template"
             )
         self._chat = None
-        self._turn = Turn(tokenizer.eos_token_id)
+        self._turn = Turn(tokenizer.eos_token_id, tokenizer.eos_token or "", tokenizer.eos_token or "")
         if self.template is not None:
-            self._chat = ChatTemplate(tokenizer, self._encoder, self.source)
+            self._chat = ChatTemplate(tokenizer, self._joiner, self.source)
             if template == "chatml":
                 self._check_chatml()
             self._turn = study_turn(self._chat)
@@ -159,11 +168,8 @@ class Renderer:
         given = tuple(messages)
         if given and given == self._last[0]:
             return self._last[1].copy()
-        messages = self._put(given)
-        if self._chat is None:
-            ids = self._plain(messages)
-        else:
-            ids = self._ids(self._chat.render(self._with_system(messages), generate=True))
+        text = self._prompt_text(given)
+        ids = self._plain(text) if self._chat is None else self._joiner.marked(text)
         if not len(ids):
             raise TemplateError(
                 "a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or "
@@ -189,11 +195,14 @@ class Renderer:
         Raises:
             TemplateError: the message is an assistant's, or the template refuses it.
         """
-        said = message, self._is_ended(ids)
+        is_ended, context = self._is_ended(ids), self._joiner.of_ids(np.asarray(ids))
+        said = message, is_ended, context
         if said not in self._tails:
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
-            self._tails[said] = self._tail([message], said[1])
+            text = self._tail([message], is_ended)
+            # the context was sampled, so nobody could change it if it suits no token
+            self._tails[said] = self._follow(text, context, is_strict=False)
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tails[said]])
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
@@ -207,22 +216,55 @@ class Renderer:
         Raises:
             TemplateError: the template refuses the conversation, or the conversation needs a template.
         """
+        answered = [*messages, Message("assistant", response)]
         if self._chat is None:
-            return np.concatenate([self.prompt(messages), self.response(response)])
-        conversation = [*self._with_system(messages), Message("assistant", response)]
-        return self._ids(self._chat.render(conversation, generate=False))
+            return self.loss_mask(answered, prompt=len(messages))[0]
+        return self._joiner.marked(self._chat.render(self._with_system(answered), generate=False))
+
+    def within(self, messages: Sequence[Message], text: str) -> np.ndarray:
+        """Return the ids, (T,) int32, of a text behind a prompt, without an end. Special tokens in the text
+        are read as ordinary text."""
+        shown = marked(text, any_of(special_tokens(self.tokenizer)))
+        context = self._joiner.context(self._prompt_text(messages))
+        return self._joiner.marked(shown, context, is_strict=False)
 
     @property
     def trailing(self) -> np.ndarray:
         """The ids that the template writes after the end of a turn, often a line break, (T,) int32."""
-        return self._ids(self._turn.trailing)
+        return self._joiner.marked(self._turn.trailing, self._joiner.context(self._turn.end_text))
+
+    @property
+    def opening(self) -> str | None:
+        """The text of the template between a user's message and a response. None: there is no template, and a
+        response continues the text of its prompt."""
+        if self._chat is None:
+            return None if self._question is None else ""
+        return self._turn.opening.rpartition(USER.content)[2]
+
+    @property
+    def prefix(self) -> list[int]:
+        """The ids that the tokenizer itself puts before every plain text."""
+        return self._decoder.prefix
+
+    def is_border(self, before: str, after: str) -> bool:
+        """Return True if a prompt may end between two texts: with a template, or if the ids of the first are
+        the beginning of the ids of both together."""
+        if self._chat is not None:
+            return True
+        whole = self._encoder.ids(before + after, adds=False)[0]
+        ids = self._encoder.ids(before, adds=False)[0]
+        return whole[: len(ids)] == ids
 
     def reads(self, field: str) -> bool:
         """Return True if the template names a field of messages, such as `tool_calls`."""
         return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
 
-    def response(self, message: str | Message) -> np.ndarray:
+    def response(self, message: str | Message, prompt: Sequence[Message] = ()) -> np.ndarray:
         """Return the ids of a response from a person or a file, with its end of turn, (T,) int32.
+
+        If the ids of prompt and response together begin with those of the prompt, they are the rest. If not,
+        the tokenizer joins the end of the prompt with the beginning of the response; then they are ids that
+        give the same text behind the prompt.
 
         With a chat template, the template renders a short prompt with this response, and the text after the
         prompt is taken. It may differ from the response: Qwen3's template adds an empty block of reasoning,
@@ -236,25 +278,19 @@ class Renderer:
         Args:
             message: a text, or an assistant's message. The template may write the further fields of a
                 message, such as reasoning and tool calls.
+            prompt: the messages before the response. If there are none, a response in a chat follows a short
+                prompt, and one without a template begins a text.
 
         Raises:
-            TemplateError: there are three possible faults. (1) The prompt opens reasoning, and neither the
+            TemplateError: there are four possible faults. (1) The prompt opens reasoning, and neither the
                 response nor the template closes it. (2) The template writes fields of the response, and the
                 rendering is discarded. (3) The response has no text, the template writes none of its fields,
-                and its weight is not 0.
+                and its weight is not 0. (4) No ids give the text of the response behind the prompt.
         """
         response = Message("assistant", message) if isinstance(message, str) else message
-        is_text = not response.fields or self._is_text(response)
-        if is_text and response.fields and response.fields.get("weight", 1) and not response.content.strip():
-            raise TemplateError(
-                "a response has no text, and the template writes nothing of its "
-                f"{', '.join(response.fields)}; choose a template that does, or give it `weight: 0`, or "
-                "remove the record"
-            )
-        if self._chat is None:
-            ids = self._ids(response.content)
-            return ids if self._turn.end_id is None else np.append(ids, np.int32(self._turn.end_id))
-        return self._ids(self._response_text(self._chat, response, is_text) + self._turn.end_text)
+        before = self._prompt_text(prompt) if prompt else self._turn.opening
+        text = self._response_text(response)
+        return self._ended(text, self._joiner.context(before))
 
     def recorded(
         self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]
@@ -275,7 +311,7 @@ class Renderer:
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
-            ids = np.concatenate([self.prompt([Message("user", response)]), self.response("")])
+            ids = self._with_end(self.prompt([Message("user", response)]))
             return ids, np.arange(len(ids)) > 0
         messages = (
             [Message("assistant", response)]
@@ -284,7 +320,9 @@ class Renderer:
         )
         ids, mask = self.loss_mask([*prompt, *messages], prompt=len(prompt))
         if len(messages) > 1 and self._chat is not None:
-            self._check_history(self._chat, [*self._put(prompt), *messages], ids)
+            conversation = self._with_system([*self._asked(prompt), *messages])
+            whole = self._joiner.marked(self._chat.render(conversation, generate=False))
+            refuse_other_history(self.decode(ids), self.decode(whole))
         return ids, mask
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -305,44 +343,36 @@ class Renderer:
         Raises:
             TemplateError: the order of the messages breaks these rules, or the template refuses the messages.
         """
-        turns = [
-            (is_response, list(group))
-            for is_response, group in groupby(
-                messages[prompt:], key=lambda message: message.role == "assistant"
-            )
-        ]
-        turns = [(False, list(messages[:prompt])), *turns] if prompt else turns
-        alternates = (
-            turns
-            and turns[-1][0]
-            and not turns[0][0]
-            and all(len(group) == 1 for is_response, group in turns if is_response)
-        )
-        if not alternates:
-            roles = ", ".join(message.role for message in messages) or "nothing"
-            raise TemplateError(
-                f"cannot mask a conversation of {roles}; every assistant message must answer another "
-                "message, and one must end it"
-            )
-        parts: list[np.ndarray] = []
-        for is_response, group in turns:
+        parts, masks, context = list[np.ndarray](), list[np.ndarray](), ""
+        turns = turns_of(messages, prompt)
+        for place, (is_response, group) in enumerate(turns):
             if is_response:
-                parts.append(self.response(group[0]))
+                text = self._response_text(group[0])
+                ids, size = self._answer(text, context, is_last=place == len(turns) - 1)
+                size *= bool(group[0].fields.get("weight", 1))
+                text += self._turn.end_text if place == len(turns) - 1 else self._turn.later_text
+            elif not parts:
+                text, ids, size = self._prompt_text(group), self.prompt(group), 0
             else:
-                parts.append(self._tail(group, self._is_ended(parts[-1])) if parts else self.prompt(group))
-        learned = [is_response and bool(group[0].fields.get("weight", 1)) for is_response, group in turns]
-        mask = np.concatenate(
-            [np.full(len(ids), is_learned) for ids, is_learned in zip(parts, learned, strict=True)]
-        )
-        return np.concatenate(parts), mask
+                text, size = self._tail(group, is_ended=self._turn.end_id is not None), 0
+                ids = self._follow(text, context)
+            parts.append(ids)
+            masks.append(np.arange(len(ids)) < size)
+            context = self._joiner.context(context + text)
+        return np.concatenate(parts), np.concatenate(masks)
 
-    def text(self, ids: np.ndarray) -> str:
-        """Return the text of a response for oracles and people. It has no special tokens and ends before the
-        first stop string."""
-        return self._cut(self._text([int(i) for i in ids if int(i) not in self.stop_ids]))
+    def text(self, ids: Ids, after: Ids = ()) -> str:
+        """Return the text of a response for oracles and people, as the model wrote it. It has no tokens that
+        end a response, and ends before the first stop string. If `special_tokens` is "drop", it has no
+        special tokens.
 
-    def text_ends(self, ids: np.ndarray) -> np.ndarray:
-        """Return the number of characters of `text(ids)` that are complete after each of the ids.
+        Args:
+            after: the ids before the response; only the last one matters. Empty: the response begins a text.
+        """
+        return self._cut(self._text([id for id in map(int, ids) if id not in self.stop_ids], after))
+
+    def text_ends(self, ids: Ids, after: Ids = ()) -> np.ndarray:
+        """Return the number of characters of `text(ids, after)` that are complete after each of the ids.
 
         Args:
             ids: (T,) ids of a response.
@@ -352,143 +382,113 @@ class Renderer:
         """
         is_kept = np.array([int(i) not in self.stop_ids for i in ids], dtype=bool)
         kept = [int(i) for i in np.asarray(ids)[is_kept]]
+        pieces, before = list[str](), after
         for id in kept:
-            if id not in self._pieces:
-                self._pieces[id] = self._text([id])
-        text = self._text(kept)
-        ends = np.array([0, *text_ends(kept, text, self._text, [self._pieces[id] for id in kept])], np.int32)
+            known = id, self._decoder.begins(before)
+            if known not in self._pieces:
+                self._pieces[known] = self._text([id], before)
+            pieces.append(self._pieces[known])
+            before = [id]
+        text = self._text(kept, after)
+        found = text_ends(kept, text, partial(self._text, after=after), pieces)
+        ends = np.array([0, *found], np.int32)
         return np.minimum(ends[np.cumsum(is_kept)], np.int32(len(self._cut(text))))
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of ids, special tokens included. The engine searches this text for stop strings."""
-        return str(
-            self.tokenizer.decode(
-                [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
+    def decode(self, ids: Ids, after: Ids = ()) -> str:
+        """Return the text of ids, special tokens included. The engine searches this text for stop strings.
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        Args:
+            after: as for `text`.
+        """
+        return self._decoder(ids, after)
 
     def _cut(self, text: str) -> str:
         """Return the part of a text before the first stop string."""
         return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
 
-    def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """If this renderer has a form, return the conversation with its user message put into the form.
-        Otherwise return the conversation unchanged.
+    def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return messages if self._question is None else self._question.put(messages, self._few_shot)
 
-        Raises:
-            TemplateError: there is a form, and the conversation has a wrong role. The last message must be
-                the user's, and all messages before it must be system messages.
-        """
-        if self._question is None:
-            return messages
-        *before, last = messages
-        if last.role != "user" or any(message.role != "system" for message in before):
-            roles = ", ".join(message.role for message in messages)
-            raise TemplateError(
-                f"a conversation of {roles} is not one question, which `question` puts in a form; remove "
-                "`render.question`"
-            )
-        return [*before, Message("user", self._question.render(last.content, self._few_shot))]
-
-    def _plain(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return the ids of a plain prompt, without the end-of-text that some tokenizers add."""
+    def _prompt_text(self, messages: Sequence[Message]) -> str:
+        """Return the text of a prompt: with a template, up to the generation prompt, its control tokens
+        marked."""
+        messages = self._asked(messages)
+        if self._chat is not None:
+            return self._chat.render(self._with_system(messages), generate=True)
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
             raise TemplateError(
                 f"a conversation of {roles} needs a chat template; {proposal(self.tokenizer)}"
             )
-        ids, added = self._encoder.ids(messages[0].content, adds=True)
+        return messages[0].content
+
+    def _plain(self, text: str) -> np.ndarray:
+        """Return the ids of a plain prompt, without the end-of-text that some tokenizers add."""
+        ids, added = self._encoder.ids(text, adds=True)
         while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
             added.pop()
         return np.array(ids, dtype=np.int32)
 
+    def _response_text(self, response: Message) -> str:
+        """Return the text of a response without the end of its turn."""
+        has_text_only = is_text(self._chat, response)
+        if has_text_only:
+            refuse_empty(response)
+        if self._chat is None:
+            return response.content
+        return response_text(self._chat, self._turn, response, has_text_only)
+
+    def _answer(self, text: str, context: str, *, is_last: bool) -> tuple[np.ndarray, int]:
+        """Return the ids of a response with its end, and how many of them are learned. A template may end a
+        response in another way when further messages follow; then that end is not learned."""
+        if is_last or self._turn.later_text == self._turn.end_text:
+            ids = self._ended(text, context)
+            return ids, len(ids)
+        ids = self._follow(text, context)
+        end = self._follow(self._turn.later_text, self._joiner.context(context + text))
+        return np.concatenate([ids, end]), len(ids)
+
+    def _ended(self, text: str, context: str) -> np.ndarray:
+        """Return the ids of the text of a response, with the end of its turn."""
+        if self._chat is None:
+            return self._with_end(self._follow(text, context))
+        return self._follow(text + self._turn.end_text, context)
+
+    def _with_end(self, ids: np.ndarray) -> np.ndarray:
+        return ids if self._turn.end_id is None else np.append(ids, np.int32(self._turn.end_id))
+
+    def _follow(self, text: str, context: str, *, is_strict: bool = True) -> np.ndarray:
+        if self._chat is not None:
+            return self._joiner.marked(text, context, is_strict=is_strict)
+        return np.array(self._joiner.following(text, context, is_strict=is_strict), dtype=np.int32)
+
     def _is_ended(self, ids: np.ndarray) -> bool:
         """Return True if ids end with the token that ends a turn."""
         return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
 
-    def _tail(self, messages: Sequence[Message], is_ended: bool) -> np.ndarray:
-        """Return the ids that follow a response: the end of its turn, the messages, and the generation
-        prompt. If `is_ended`, the response has the end of its turn already, and the result does not repeat
-        it. Without a template, return the ids of the messages' content."""
+    def _tail(self, messages: Sequence[Message], is_ended: bool) -> str:
+        """Return the text that follows a response: the end of its turn, the messages, and the generation
+        prompt. If `is_ended`, the response has an end of its turn already, and the result does not repeat
+        it. Without a template, return the messages' content."""
         if any(message.role == "assistant" for message in messages):
             raise TemplateError(
                 "an assistant message cannot be appended to a response; append what the user or the "
                 "environment says"
             )
         if self._chat is None:
-            return self._ids("".join(message.content for message in messages))
+            return "".join(message.content for message in messages)
         tail = self._chat.behind_response(messages, generate=True)
-        return self._ids(tail.removeprefix(self._turn.end_text) if is_ended else tail)
+        return tail.removeprefix(self._turn.later_text) if is_ended else tail
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         if self.system is None or any(message.role == "system" for message in messages):
             return list(messages)
         return [Message("system", self.system), *messages]
 
-    def _response_text(self, chat: ChatTemplate, response: Message, is_text: bool) -> str:
-        """Return the text of a response in a chat, up to the end of its turn. The docstring of `response`
-        describes how this text is found."""
-        turn = self._turn
-        rendered = chat.render([USER, response], generate=False)
-        written = chat.content(response)
-        if turn.opens_reasoning and (opened := _REASONING.match(written)):
-            written = written[opened.end() :]
-        added = rendered.removeprefix(turn.opening).removesuffix(turn.closing)
-        keeps_text = "".join(written.split()) in "".join(added.split())
-        if rendered == turn.opening + added + turn.closing and keeps_text:
-            return added
-        if not is_text:
-            raise TemplateError(
-                f"the template writes a response with {', '.join(response.fields)} otherwise than it "
-                "begins and ends other responses; remove these fields, or choose another template"
-            )
-        if turn.opens_reasoning and "</think>" not in written:
-            raise TemplateError(
-                f"the template's prompt opens <think>, and the response {response.content[:40]!r} never "
-                "closes it; put its reasoning and </think> before it, or choose a template that opens none"
-            )
-        return turn.lead + written
-
-    def _check_history(self, chat: ChatTemplate, messages: Sequence[Message], ids: np.ndarray) -> None:
-        """Check that the text of the ids, which were built turn by turn, is the beginning of the template's
-        rendering of the complete conversation. White space is ignored.
-
-        Raises:
-            TemplateError: the texts differ.
-        """
-        whole = self._ids(chat.render(self._with_system(messages), generate=False))
-        learned, written = ("".join(self.decode(part).split()) for part in (ids, whole))
-        if written.startswith(learned):
-            return
-        same = common_length(learned, written)
-        raise TemplateError(
-            f"the chat template rewrites history: behind {learned[max(0, same - 30) : same]!r} it writes "
-            f"{written[same : same + 30]!r} in the whole conversation, and "
-            f"{learned[same : same + 30]!r} when the turn is new. To learn several turns choose a template "
-            "that only adds to what it wrote, such as chatml; or have the last message alone learned, with "
-            "`weight: 0` in the assistant's others"
-        )
-
-    def _is_text(self, response: Message) -> bool:
-        """Return True if there is no template, or if the template writes only the role and the content of the
-        response, and none of its further fields."""
-        if self._chat is None:
-            return True
-        whole = self._chat.render([USER, response], generate=False)
-        with suppress(TemplateError):  # the template may need the fields
-            return whole == self._chat.render([USER, Message("assistant", response.content)], generate=False)
-        return False
-
-    def _ids(self, text: str) -> np.ndarray:
-        return marked_ids(self._encoder, text)
-
     def _check_chatml(self) -> None:
         for token in CHATML_TOKENS:
-            if len(self._ids(token)) != 1:
+            if len(self._joiner.marked(token)) != 1:
                 raise TemplateError(
                     f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
                     f"to the tokenizer and the model, or {proposal(self.tokenizer)}"

@@ -1,6 +1,7 @@
 """The study of a chat template. The functions render conversations with the template to find three things:
 the text around a response, the template's control tokens, and changes that it makes to earlier messages."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ class Turn:
     Attributes:
         end_id: id of the token that ends a turn. This is the first added token in `closing` that may be a
             control token. If there is none, it is the tokenizer's end-of-text, or None if it has none.
+        later_text: the text that ends a response which further messages follow; `end_text` in most templates.
         end_text: the text of `closing` from its beginning to the end of this token. If `closing` has no such
             token: the text of the end-of-text. "" if `end_id` is None.
         opening: the text before a response to `USER`: the message and the generation prompt.
@@ -34,6 +36,7 @@ class Turn:
 
     end_id: int | None
     end_text: str = ""
+    later_text: str = ""
     opening: str = ""
     lead: str = ""
     closing: str = ""
@@ -66,11 +69,31 @@ def study_turn(chat: ChatTemplate) -> Turn:
     return Turn(
         end_id,
         end_text,
+        _later_end(chat, opening, end_text, marks),
         opening,
         lead=lead if lead.isspace() else "",
         closing=closing,
         opens_reasoning=opening.rstrip().endswith("<think>"),
     )
+
+
+def _later_end(chat: ChatTemplate, opening: str, end_text: str, marks: Mapping[int, str]) -> str:
+    """Return the text with which a template ends a response if a message of the user follows.
+
+    Some templates end the last response with a token of its own, and earlier ones with the token that ends
+    every message: gpt-oss has <|return|> and <|end|>. If a text behind an earlier response begins neither
+    with `end_text` nor with the token that ends a message of the user, the result is `end_text`.
+    """
+    behind, of_user = "", opening.rpartition(USER.content)[2]
+    with suppress(TemplateError):  # a template may write no further messages
+        behind = chat.behind_response([USER], generate=True)
+    ends = [
+        min((mark for mark in marks.values() if mark in text), key=text.index, default="")
+        for text in (behind, of_user)
+    ]
+    if behind.startswith(end_text) or not ends[0] or ends[0] != ends[1]:
+        return end_text
+    return behind[: behind.index(ends[0]) + len(ends[0])]
 
 
 def study_control(chat: ChatTemplate, template: str) -> set[str]:

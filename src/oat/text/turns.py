@@ -1,7 +1,11 @@
 """The turns of an episode as plain data, for the files that people read."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from oat.text.renderer import Renderer
 from oat.types import Trajectory
@@ -25,14 +29,17 @@ class Turns:
         the environment (author "context") has the special tokens and the template's words around it, as the
         model read it; its reward is None. So is that of a response without a reward of its own.
         """
-        turns = episode.segments[1:]
-        if episode.slot == "recorded" or len(turns) < 2:
+        turns = episode.segments
+        if episode.slot == "recorded" or len(turns) < 3:
             return None
         return [
             {
                 "author": turn.author,
-                "text": (self.renderer.text if turn.author == "model" else self.renderer.decode)(turn.ids),
+                "text": self._decode(turn.author)(turn.ids, before.ids if len(before.ids) else ()),
                 "reward": turn.reward,
             }
-            for turn in turns
+            for before, turn in pairwise(turns)
         ]
+
+    def _decode(self, author: str) -> Callable[[np.ndarray, Sequence[int] | np.ndarray], str]:
+        return self.renderer.text if author == "model" else self.renderer.decode

@@ -1,7 +1,8 @@
 """The sink TensorBoard, with its own library. It writes the metrics of a run to `RUN/tensorboard`.
 
-Each process of a run deletes the files and writes them again from row 0. So the files have each point
-exactly once, also after a kill or a fork, or if this sink is turned on late in a run. The library's option
+Each process of a run deletes the files of earlier ones and writes them again from row 0. So the files have
+each point exactly once, also after a kill or a fork, or if this sink is turned on late in a run. The names of
+its files end in `.oat`, so that it deletes no file of another program. The library's option
 `purge_step` would not do this: it leaves the points of a killed process in the files, where readers other
 than TensorBoard find them.
 
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from oat.tracking.base import Opening, Row
+
+_ENDING = ".oat"
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,16 @@ class TensorBoard:
     told = ()
     begins_anew = True
 
-    def open(self, run: Opening) -> None:
+    def open(self, run: Opening) -> str:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.folder / "tensorboard"
-        for older in folder.glob("events.out.tfevents.*"):
+        # before there was an ending, no process had an id, and the state of the sink was there already
+        has_none = run.id is None and (run.folder / "sinks" / "tensorboard.json").exists()
+        for older in folder.glob(f"events.out.tfevents.*{'' if has_none else _ENDING}"):
             older.unlink()
-        self._writer = EventFileWriter(str(folder), flush_secs=10)
+        self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=_ENDING)
+        return _ENDING
 
     def row(self, row: Row) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

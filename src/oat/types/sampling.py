@@ -143,12 +143,14 @@ class Work:
         least_s: least number of seconds that this machine needs for the work (`oat.hardware.roofline`).
         keys: number of KV-cache keys that decoding computed with, in each layer.
         padded_keys: number of these keys that belong to no token.
+        broken_calls: number of the model's calls whose tool failed by a fault of its own.
     """
 
     seconds: float = 0.0
     least_s: float = 0.0
     keys: int = 0
     padded_keys: int = 0
+    broken_calls: int = 0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -156,6 +158,7 @@ class Work:
             self.least_s + other.least_s,
             self.keys + other.keys,
             self.padded_keys + other.padded_keys,
+            self.broken_calls + other.broken_calls,
         )
 
     def since(self, before: "Work") -> "Work":
@@ -165,6 +168,7 @@ class Work:
             self.least_s - before.least_s,
             self.keys - before.keys,
             self.padded_keys - before.padded_keys,
+            self.broken_calls - before.broken_calls,
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oat.build.models import has_own_reference
+from oat.build.models import has_own_reference, starts_alike
 from oat.build.resolved import Resolved
 from oat.types.part import Check
 
@@ -23,6 +23,16 @@ def weights(resolved: Resolved) -> Iterator[Check]:
         "model.quantize",
         model.quantize is not None and model.lora is None,
         "weights in four bits cannot be trained; set model.lora, whose adapter is",
+    )
+    yield Check(
+        "model.frozen",
+        bool(model.frozen) and model.lora is not None,
+        "beside an adapter every tensor of the model is frozen; remove one of the two",
+    )
+    yield Check(
+        "model.frozen",
+        bool(model.frozen) and model.reference_update is not None and not starts_alike(model),
+        "the reference would follow the policy in its other tensors alone; remove model.reference",
     )
     yield Check(
         "model.reference_update",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
-from oat.errors import ConfigError, NoReplyError, RefusalError, warn
+from oat.errors import ClosedError, ConfigError, NoReplyError, RefusalError, warn
 from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.oracles.http_client import HttpClient
@@ -40,14 +40,13 @@ class RemoteOracle(Oracle):
 
     * `max_tries` tries have failed;
     * the question has no answer within `max_outage_s` + `timeout_s`;
-    * the server refuses it with 400, 413 or 422, and has answered another question.
+    * the server refuses this question (for example with 400, 413 or 422), and has answered another one.
 
     The run ends in three cases:
 
-    * the server refuses a question with a status other than 400, 413 and 422;
+    * the server refuses every question, for example with 401 or 404 (`refusals.py`);
     * the server gives no answer at all for `max_outage_s`;
-    * the server refuses a question with 400, 413 or 422 before it has answered any question, and no other
-      question is under way.
+    * the server refuses a question before it has answered any question, and no other question is under way.
 
     If the same command continues the run, the unanswered questions are asked again.
 
@@ -132,8 +131,9 @@ class RemoteOracle(Oracle):
         with an error.
 
         Raises:
-            RefusalError: the server refuses a question with a status other than 400, 413 and 422; or with one
-                of these, if the server has answered no question so far and no other question is under way.
+            ClosedError: the server refuses every question.
+            RefusalError: the server refuses a question, has answered no question so far, and no other
+                question is under way.
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
@@ -206,7 +206,7 @@ class RemoteOracle(Oracle):
 
 def _is_of_one(error: BaseException | None) -> bool:
     """Return True if the error may concern one question alone."""
-    return isinstance(error, RefusalError) and error.status in (400, 413, 422)
+    return isinstance(error, RefusalError) and not isinstance(error, ClosedError)
 
 
 def _answer(call: _Call) -> Answer:

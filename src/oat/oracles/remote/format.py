@@ -17,7 +17,7 @@ ask ours. Departures:
 3. If a response is too long for the model, its score is nil. If a response of a pair is too long, the pair's
    probability is nil.
 4. If a reply has too many or too few values, or a value that is not finite or not a probability, or a step
-   outside its response, the try has failed.
+   outside its response, the try has failed. The fields that were not asked for may be missing or malformed.
 5. `batch_steps` is ours. Our server does not send it. A client reads it if `gives_steps` is set.
 """
 
@@ -76,6 +76,14 @@ class FeedbackReply(msgspec.Struct, omit_defaults=True):
     batch_first_win_prob: list[float | None]
     batch_score: list[float | None]
     batch_steps: list[Any] = []
+
+
+class _Reply(msgspec.Struct):
+    """A reply as it was received. Only the fields that are needed are checked."""
+
+    batch_first_win_prob: Any = None
+    batch_score: Any = None
+    batch_steps: Any = None
 
 
 def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kind: Kind) -> bytes:
@@ -172,6 +180,8 @@ def decode_steps(body: bytes, texts: Sequence[str]) -> tuple[list[float | None],
     values = _values(reply, "score", len(texts))
     if not reply.batch_steps:
         return values, [()] * len(texts)
+    if not isinstance(reply.batch_steps, list):
+        raise ValueError("batch_steps is no list")
     if len(reply.batch_steps) != len(texts):
         raise ValueError(f"batch_steps has {len(reply.batch_steps)} entries for {len(texts)}")
     steps: list[Steps] = []
@@ -186,19 +196,23 @@ def decode_steps(body: bytes, texts: Sequence[str]) -> tuple[list[float | None],
     return [sum_of(own) if own else value for value, own in zip(values, steps, strict=True)], steps
 
 
-def _reply(body: bytes) -> FeedbackReply:
+def _reply(body: bytes) -> _Reply:
     try:
-        return msgspec.msgpack.decode(body, type=FeedbackReply)
+        return msgspec.msgpack.decode(body, type=_Reply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"no map of batch_first_win_prob and batch_score ({error})") from None
 
 
-def _values(reply: FeedbackReply, kind: Kind, count: int) -> list[float | None]:
-    name, values = (
+def _values(reply: _Reply, kind: Kind, count: int) -> list[float | None]:
+    name, given = (
         ("batch_score", reply.batch_score)
         if kind == "score"
         else ("batch_first_win_prob", reply.batch_first_win_prob)
     )
+    try:
+        values = msgspec.convert(given, list[float | None])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name} is no list of numbers ({error})") from None
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} values for {count}")
     for value in values:

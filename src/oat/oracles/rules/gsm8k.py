@@ -2,7 +2,8 @@
 
 Departures from the graders that come with the data set:
 1. Numbers are compared by value, exactly: 72, 72.0, $72 and 7.2e1 are equal.
-2. A minus directly after a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
+2. The sign U+2212 is a minus too. A minus directly after a letter, a digit or a closing bracket is no sign:
+   20-5 ends in 5.
 3. A number of more than 100 characters, or with an exponent of more than three digits, equals no number.
 4. A comma is part of a number only between two digits.
 5. After the last "####", only the number that follows directly counts. The text after this number (a unit, a

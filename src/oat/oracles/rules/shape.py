@@ -19,8 +19,50 @@ _GAP = "..."
 _TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")
 
 
-class RegexRule(CallableOracle):
-    """The oracle `regex`: 1.0 for a response that matches a pattern, otherwise 0.0.
+class _Shaped(CallableOracle):
+    """A rule about the form of a response.
+
+    If the prompt ends with opening tags that the form names, they belong to the response: some templates open
+    `<think>` in the prompt, and the model goes on from there. The rule then reads these tags and the
+    response.
+
+    Args:
+        form: the template or pattern.
+        version: the version of the rule where no template opens a tag.
+    """
+
+    def __init__(self, name: str, form: str, version: str):
+        super().__init__(self.grade, name, reads_group=False)
+        self.version = version
+        tags = "|".join(re.escape(tag) for tag in dict.fromkeys(_TAG.findall(form)))
+        self._opened = re.compile(rf"(?:(?:{tags})\s*)+\Z") if tags else None
+        self._opening: str | None = ""
+
+    def tell_opening(self, opening: str | None) -> None:
+        self._opening = opening
+        if self._begun(opening or ""):
+            self.version = f"{self.version}, with the tags that the prompt opens"
+
+    def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Return one score for each completion. The signature is that of TRL's reward functions."""
+        wholes = []
+        for prompt, text in zip(prompts, _texts(completions), strict=True):
+            continued = prompt if self._opening is None and isinstance(prompt, str) else self._opening
+            wholes.append(self._begun(continued or "") + text)
+        return [float(does) for does in self.matches(wholes)]
+
+    def matches(self, texts: Sequence[str]) -> list[bool]:
+        """Return for each text whether it has the form."""
+        raise NotImplementedError
+
+    def _begun(self, before: str) -> str:
+        found = self._opened and self._opened.search(before)
+        return "" if not found or "</" in found[0] else found[0]
+
+
+class RegexRule(_Shaped):
+    """The oracle `regex`: 1.0 for a response that matches a pattern, otherwise 0.0. If the template's prompt
+    ends with a tag, such as `<think>`, that the pattern names, the tag belongs to the response.
 
     Args:
         pattern: a regular expression; a dot matches any character, line ends included.
@@ -43,8 +85,7 @@ class RegexRule(CallableOracle):
         timeout_s: float = 1.0,
         workers: int = 1,
     ):
-        super().__init__(self.grade, "regex", reads_group=False)
-        self.version = "1"
+        super().__init__("regex", pattern if isinstance(pattern, str) else "", "1")
         if (
             not isinstance(pattern, str)
             or match not in ("search", "whole")
@@ -67,18 +108,14 @@ class RegexRule(CallableOracle):
         ]
         self.close = pool.close
 
-    def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Return one score for each completion. The signature is that of TRL's reward functions."""
-        texts = _texts(completions)
-        return [
-            float(does)
-            for does in self._matches([text.strip() for text in texts] if self._match == "whole" else texts)
-        ]
+    def matches(self, texts: Sequence[str]) -> list[bool]:
+        return self._matches([text.strip() for text in texts] if self._match == "whole" else texts)
 
 
-class FormatRule(CallableOracle):
+class FormatRule(_Shaped):
     """The oracle `format`: 1.0 for a response with the form of a template or of a pattern, otherwise 0.0. All
-    of the response must have the form, apart from blanks at its ends.
+    of the response must have the form, apart from blanks at its ends. If the template's prompt ends with a
+    tag, such as `<think>`, that the form names, the tag belongs to the response.
 
     Args:
         template: a text such as "<think>...</think> <answer>...</answer>". Each gap `...` matches any text
@@ -94,11 +131,9 @@ class FormatRule(CallableOracle):
     """
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
-        super().__init__(self.grade, "format", reads_group=False)
-        self.version = "2"
-        if not isinstance(pattern if template is None else template, str) or not (
-            template is None or pattern is None
-        ):
+        form = pattern if template is None else template
+        super().__init__("format", form if isinstance(form, str) else "", "2")
+        if not isinstance(form, str) or not (template is None or pattern is None):
             raise ConfigError(
                 'the oracle format takes a `template`, such as "<think>...</think><answer>...</answer>", '
                 "or a `pattern`; give one"
@@ -115,9 +150,8 @@ class FormatRule(CallableOracle):
         else:
             self._matches = _linear(str(pattern), "whole")
 
-    def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Return one score for each completion. The signature is that of TRL's reward functions."""
-        return [float(does) for does in self._matches([text.strip() for text in _texts(completions)])]
+    def matches(self, texts: Sequence[str]) -> list[bool]:
+        return self._matches([text.strip() for text in texts])
 
 
 class LengthRule(CallableOracle):

@@ -1,0 +1,266 @@
+"""The arguments of a tool's call, as the types with which the tool's parameters are annotated.
+
+A value of JSON is converted only if nothing of it is lost or made up:
+
+* An integer counts as a `float`, and 2.0 as an `int`. `true` is no number, and 1 no `bool`.
+* A text counts as the value that it spells (`"3"`, `"[1, 2]"`), if the annotation takes no such text. Text
+  that was written without quotes (`Written`) counts as a text only if it spells no value that the annotation
+  takes.
+* An object counts as a dataclass, a TypedDict, a NamedTuple or a pydantic model if its names are the fields.
+  A list counts as a tuple or a set. A value of an Enum counts as its member.
+* For a union, the type that a value has already comes first, and then the order of the union.
+
+What is not annotated may be any value of JSON.
+"""
+
+import collections.abc as abc
+import dataclasses
+import enum
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from math import isfinite
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from oat.environments.results import error_text
+from oat.errors import shown
+from oat.text.call_forms import Written, json_value, literal
+
+_SAMPLES: tuple[Any, ...] = ("", 0, 0.5, True, None, [], {})
+"""A value of each type of JSON."""
+_LISTS: dict[Any, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), list),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
+    frozenset: frozenset,
+}
+_DICTS = (dict, abc.Mapping, abc.MutableMapping)
+_FROM_TEXT = ("datetime", "decimal", "uuid")
+"""Modules whose classes have one text each, which msgspec reads."""
+_ANY = (Any, object, inspect.Parameter.empty)
+
+
+def converted(value: Any, wanted: Any) -> Any:
+    """Return a value of JSON as the type that is wanted.
+
+    Raises:
+        ValueError: it is no such value. The message says what is wanted.
+    """
+    if type(value) is Written:
+        return _first([*_spelled(value), str(value)], wanted) if _bare(wanted) is not str else str(value)
+    return _first([value, *(_spelled(value) if isinstance(value, str) else [])], wanted)
+
+
+def is_possible(wanted: Any, within: tuple[type, ...] = ()) -> bool:
+    """Return True if a value of JSON can be converted to a type.
+
+    Args:
+        within: the classes of which the type is a part.
+    """
+    wanted, parts = _bare(wanted), get_args(_bare(wanted))
+    kind = get_origin(wanted) or wanted
+    if wanted in _ANY or wanted is None or isinstance(wanted, TypeVar) or kind is Literal:
+        return True
+    if kind in (Union, types.UnionType):
+        return any(is_possible(part, within) for part in parts)
+    if kind in _LISTS or kind is tuple or kind in _DICTS:
+        return all(is_possible(part, within) for part in parts if part is not Ellipsis)
+    if not isinstance(kind, type):
+        return False
+    if kind in within or _is_read(kind):
+        return True
+    fields = _fields(kind)
+    if fields is not None:
+        return all(is_possible(each, (*within, kind)) for each, _ in fields.values())
+    return any(isinstance(sample, kind) for sample in _SAMPLES)
+
+
+def _first(values: Iterable[Any], wanted: Any) -> Any:
+    """Return the first value that can be converted.
+
+    Raises:
+        ValueError: none can.
+    """
+    fault: ValueError | None = None
+    for value in values:
+        try:
+            return _strictly(value, wanted)
+        except ValueError as error:
+            fault = fault or error
+    raise fault or ValueError("no value")
+
+
+def _spelled(text: str) -> list[Any]:
+    """Return the values, other than texts, that a text spells: in JSON, in Python, or as a number."""
+    found = []
+    for read in (json_value, literal, int, float):
+        try:
+            value = read(text)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(value, str) and not (isinstance(value, float) and not isfinite(value)):
+            found.append(value)
+    return found
+
+
+def _bare(wanted: Any) -> Any:
+    """Return a type without its names and notes: of Annotated, NewType, Required and the `type` statement."""
+    while True:
+        kind = get_origin(wanted)
+        if kind in (typing.Annotated, typing.Required, typing.NotRequired, typing.Final):
+            wanted = get_args(wanted)[0]
+        elif isinstance(wanted, typing.NewType):
+            wanted = wanted.__supertype__
+        elif type(wanted).__name__ == "TypeAliasType":  # since Python 3.12
+            wanted = wanted.__value__
+        elif wanted is typing.LiteralString:
+            wanted = str
+        else:
+            return wanted
+
+
+def _strictly(value: Any, wanted: Any) -> Any:
+    """Return a value as a type, without reading texts as the values that they spell."""
+    notes = wanted if get_origin(wanted) is typing.Annotated else None
+    wanted, parts = _bare(wanted), get_args(_bare(wanted))
+    kind = get_origin(wanted) or wanted
+    if notes is not None and any(isinstance(note, msgspec.Meta) for note in notes.__metadata__):
+        return msgspec.convert(_strictly(value, wanted), notes)
+    if wanted in _ANY or isinstance(wanted, TypeVar):
+        return value
+    if kind in (Union, types.UnionType):
+        return _of_union(value, parts)
+    if kind is Literal:
+        is_one = any(part == value and type(part) is type(value) for part in parts)
+        return value if is_one else _no(value, wanted)
+    if kind in _LISTS:
+        return _LISTS[kind]([converted(each, *parts or [Any]) for each in _a(list, value, wanted)])
+    if kind is tuple:
+        return _tuple(_a(list, value, wanted), parts, wanted)
+    if kind in _DICTS:
+        name, part = parts or (Any, Any)
+        pairs = [
+            (converted(key, name), converted(each, part)) for key, each in _a(dict, value, wanted).items()
+        ]
+        found = dict(pairs)
+        return found if len(found) == len(pairs) else _no(value, wanted)
+    return _of_class(value, kind, wanted)
+
+
+def _of_class(value: Any, kind: Any, wanted: Any) -> Any:
+    if kind in (None, type(None)):
+        return value if value is None else _no(value, wanted)
+    if kind in (int, float):
+        return _number(value, kind)
+    if type(value) is kind:
+        return value
+    if not isinstance(kind, type):
+        return _no(value, wanted)
+    fields = _fields(kind)
+    if fields is not None:
+        is_listed = isinstance(value, list) and issubclass(kind, tuple) and len(value) <= len(fields)
+        given = dict(zip(fields, value, strict=False)) if is_listed else _a(dict, value, wanted)
+        return _made(kind, given, fields)
+    if hasattr(kind, "model_validate"):
+        return _by_its_class(lambda: kind.model_validate(value))
+    if issubclass(kind, enum.Enum):
+        same = [each for each in kind if type(each.value) is type(value) and each.value == value]
+        return same[0] if same else _no(value, wanted)
+    if _is_read(kind):
+        return msgspec.convert(value, kind)
+    is_one = isinstance(value, kind) and not (isinstance(value, bool) and issubclass(int, kind))
+    return value if is_one else _no(value, wanted)
+
+
+def _of_union(value: Any, parts: tuple[Any, ...]) -> Any:
+    found = []
+    for part in parts:
+        with suppress(ValueError):
+            found.append(_strictly(value, part))
+    if not found:
+        raise ValueError(f"{shown(value)} is none of {', '.join(map(_name, parts))}")
+    return next((each for each in found if type(each) is type(value)), found[0])
+
+
+def _number(value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _no(value, kind)
+    try:
+        number = kind(value)
+    except OverflowError:
+        return _no(value, kind)
+    return number if number == value or kind is float else _no(value, kind)
+
+
+def _tuple(value: list[Any], parts: tuple[Any, ...], wanted: Any) -> tuple[Any, ...]:
+    if not parts:
+        return tuple(value)
+    if parts[-1] is Ellipsis:
+        return tuple(converted(each, parts[0]) for each in value)
+    if len(value) != len(parts):
+        return _no(value, wanted)
+    return tuple(converted(each, part) for each, part in zip(value, parts, strict=True))
+
+
+def _fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
+    """Return the fields of a class that is made from an object: their types, and whether they are needed.
+    None: it is no such class."""
+    if typing.is_typeddict(kind):
+        needed: Iterable[str] = kind.__required_keys__  # type: ignore[attr-defined]
+    elif dataclasses.is_dataclass(kind):
+        ours = [field for field in dataclasses.fields(kind) if field.init]
+        nothing = dataclasses.MISSING
+        needed = {each.name for each in ours if each.default is nothing is each.default_factory}
+        hints = get_type_hints(kind, include_extras=True)
+        return {each.name: (hints.get(each.name, Any), each.name in needed) for each in ours}
+    elif issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
+        names = kind._fields  # type: ignore[attr-defined]
+        hints = get_type_hints(kind, include_extras=True)
+        return {name: (hints.get(name, Any), name not in kind._field_defaults) for name in names}
+    elif issubclass(kind, msgspec.Struct):
+        return {each.name: (each.type, each.required) for each in msgspec.structs.fields(kind)}
+    else:
+        return None
+    return {name: (part, name in needed) for name, part in get_type_hints(kind, include_extras=True).items()}
+
+
+def _made(kind: type, given: Mapping[str, Any], fields: Mapping[str, tuple[Any, bool]]) -> Any:
+    unknown = [name for name in given if name not in fields]
+    missing = [name for name, (_, is_needed) in fields.items() if is_needed and name not in given]
+    if unknown or missing:
+        what = f"no field {shown(unknown[0])}" if unknown else f"the field {shown(missing[0])}"
+        raise ValueError(f"{kind.__name__} has {what}")
+    arguments = {name: converted(value, fields[name][0]) for name, value in given.items()}
+    return _by_its_class(lambda: kind(**arguments))
+
+
+def _by_its_class(make: Callable[[], Any]) -> Any:
+    """Return an object of a user's class, whose code may raise any exception.
+
+    Raises:
+        ValueError: it did.
+    """
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(error_text(error) or type(error).__name__) from error
+
+
+def _is_read(kind: type) -> bool:
+    is_text = kind is bytes or kind.__module__.partition(".")[0] in _FROM_TEXT
+    return is_text or issubclass(kind, enum.Enum) or hasattr(kind, "model_validate")
+
+
+def _a(kind: type, value: Any, wanted: Any) -> Any:
+    return value if isinstance(value, kind) else _no(value, wanted)
+
+
+def _no(value: Any, wanted: Any) -> Any:
+    raise ValueError(f"{shown(value)} is no {_name(wanted)}")
+
+
+def _name(wanted: Any) -> str:
+    return inspect.formatannotation(wanted)

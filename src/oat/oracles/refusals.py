@@ -1,0 +1,116 @@
+"""Says what an error of a service is about: one question, or every question; and how long it asks to wait.
+
+Services agree on few things here. Status and error code are read where they are enough; else the message that
+comes with the code is searched for a few words.
+"""
+
+import email.utils
+import json
+import re
+import time
+from datetime import UTC
+from typing import Any
+
+_OF_ONE = (400, 413, 422, 424, 451)
+"""Statuses of refusals that concern one question, unless the message says otherwise. 424: a server of Hugging
+Face could not generate the text."""
+_MOST_PARSED, _MOST_READ = 100_000, 2000
+
+_OF_ALL = re.compile(
+    r"insufficient[_ ]?(?:quota|balance|credit|funds)|exceeded_current_quota|credit[_ ]balance|billing|"
+    r"(?:no|not enough|out[_ ]of|used all)\b.{0,30}\bcredits?\b|arrear|payment|spend(?:ing)?[_ ]limit|"
+    r"余额不足|欠费|(?:invalid|incorrect)[_ ](?:api[_ ])?key|"
+    r"(?:model|deployment).{0,80}?(?:does[_ ]not|not|doesn't)[_ ]?(?:exist|found)",
+    re.IGNORECASE,
+)
+"""Words for: the credit is used up, or the key or the model does not exist."""
+_SPENT_CODES = re.compile(
+    r"\b(?:insufficient_?(?:quota|balance|credits?|funds)|exceeded_current_quota|billing)", re.IGNORECASE
+)
+"""Codes with which 429 means that the credit is used up, not that the requests come too fast. Messages do not
+tell the two apart: Gemini's name the quota and billing for a limit per minute."""
+_FLAGGED = re.compile(r"moderat|flagged|content[_ ]?(?:filter|polic|management)|safety", re.IGNORECASE)
+_LOGPROBS = re.compile(r"log[\s_-]?prob", re.IGNORECASE)
+
+
+class ErrorInReply(ValueError):
+    """A reply with the status 200 that is an error.
+
+    Attributes:
+        status: the status that the error names.
+    """
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+def concerns_all(status: int, reply: bytes, *, has_rest: bool = False) -> bool:
+    """Return True if every further question would meet this error as well.
+
+    Args:
+        status: a status outside 2xx.
+        has_rest: the reply has `Retry-After`, so the error passes.
+    """
+    code, message = _said(reply)
+    if status == 429:
+        return not has_rest and bool(_SPENT_CODES.search(code))
+    if status in (408, 409, 425) or status >= 500:
+        return False
+    if status in _OF_ONE:
+        return bool(_OF_ALL.search(f"{code} {message}"))
+    return status != 403 or not _FLAGGED.search(f"{code} {message}")
+
+
+def names_logprobs(reply: bytes) -> bool:
+    """Return True if an error names log-probabilities."""
+    return bool(_LOGPROBS.search(reply[:_MOST_PARSED].decode("utf-8", "replace")))
+
+
+def error_in(found: Any) -> tuple[int, str] | None:
+    """Return the status and the message of an error inside a reply with the status 200, such as
+    {"error": {"code": 402, "message": "..."}}. Return None if there is no error. An error without the number
+    of a status counts as 500, or as 402 if it concerns all questions."""
+    error = found.get("error") if isinstance(found, dict) else None
+    if not error:
+        return None
+    code, message = _code_and_message(error)
+    number = re.match(r"([45]\d\d)(?:\.0)?\b", code)
+    status = (
+        int(number[1]) if number else (402 if _SPENT_CODES.search(code) or _OF_ALL.search(message) else 500)
+    )
+    return status, message or code or "an error"
+
+
+def retry_after_s(value: str) -> float:
+    """Return the seconds that a `Retry-After` asks for, as a number or as a date; 0 if it is neither."""
+    if re.fullmatch(r"\s*(?:[0-9]+\.?[0-9]*|\.[0-9]+)\s*", value):
+        return float(value)
+    try:
+        date = email.utils.parsedate_to_datetime(value)
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def _said(reply: bytes) -> tuple[str, str]:
+    """Return the codes and the message of an error; if the reply is no JSON, its beginning is the message."""
+    text = reply[:_MOST_PARSED].decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return "", text[:_MOST_READ]
+    if isinstance(found, list) and found:
+        found = found[0]
+    inner = found.get("error") or found.get("detail") if isinstance(found, dict) else None
+    return _code_and_message(inner if isinstance(inner, dict) or not isinstance(found, dict) else found)
+
+
+def _code_and_message(error: Any) -> tuple[str, str]:
+    if not isinstance(error, dict):
+        return "", str(error)[:_MOST_READ] if isinstance(error, str) else ""
+    codes = [error.get(name) for name in ("code", "type", "status")]
+    said = [error.get(name) for name in ("message", "error", "detail", "msg")]
+    code = " ".join(str(each) for each in codes if isinstance(each, str | int | float))
+    message = next((each for each in said if isinstance(each, str)), "")
+    return code[:_MOST_READ], message[:_MOST_READ]

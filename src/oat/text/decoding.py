@@ -1,0 +1,125 @@
+"""The decoding of ids to a text, in the context of the ids before them.
+
+Some tokenizers mark the beginning of a word, and put such a mark before every text (Llama 2, Mistral). When
+they decode, they drop the first mark. So the ids of a response, decoded alone, lose the blank with which the
+response begins. Here they are decoded behind a short text, which is then removed.
+
+Many of these tokenizers put a mark behind each control token, too. Then the text behind a control token is
+decoded as the beginning of a text. So decoding gives back what was encoded.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from oat.errors import TemplateError
+from oat.text.encoding import Encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Ids = Sequence[int] | np.ndarray
+
+_ANCHORS = "a0.|\nZé字" + "".join(map(chr, range(33, 127)))
+"""Texts that may stand before ids while these are decoded or encoded. Several kinds of characters come first:
+a tokenizer may join one kind with the text behind it."""
+_MOST_ANCHORS = 8
+
+
+class Decoder:
+    """A decoder of ids with one tokenizer.
+
+    Attributes:
+        added: the texts of the added tokens, such as control tokens, by id.
+        ids: the ids of the added tokens, by their texts.
+        anchors: some texts of one character, each with its ids, that may stand before other ids.
+        knows_place: True if the text of ids depends on whether other ids stand before them.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: Encoder):
+        self.tokenizer = tokenizer
+        self._encoder = encoder
+        self.added = {int(id): str(token.content) for id, token in tokenizer.added_tokens_decoder.items()}
+        self.ids = {content: id for id, content in self.added.items()}
+        self.anchors = list(islice(self._usable_anchors(), _MOST_ANCHORS))
+        self.knows_place = any(self._depends_on_place(*anchor) for anchor in self.anchors[:1])
+        self._opens: dict[int, bool] = {}
+
+    def __call__(self, ids: Ids, after: Ids = (), *, keeps_special: bool = True) -> str:
+        """Return the text of ids.
+
+        Args:
+            after: the ids before them; only the last one matters. Empty: the ids begin a text.
+            keeps_special: False leaves special tokens out.
+        """
+        plain = [int(id) for id in ids]
+        if not self.knows_place or not plain:
+            return self._decode(plain, keeps_special)
+        begins = self.begins(after)
+        if not keeps_special:
+            return self._placed(plain, begins, keeps_special)
+        text, start = "", 0
+        for place, id in enumerate(plain):
+            if self._opens_text(id):
+                text += self._placed(plain[start : place + 1], begins, keeps_special)
+                start, begins = place + 1, True
+        return text + self._placed(plain[start:], begins, keeps_special)
+
+    def begins(self, after: Ids) -> bool:
+        """Return True if ids behind `after` are decoded as the beginning of a text."""
+        if not len(after) or self._opens_text(int(after[-1])):
+            return True
+        return len(after) == len(self.prefix) and [int(id) for id in after] == self.prefix
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """The ids that the tokenizer itself puts before every plain text."""
+        ids, added = self._encoder.ids(self.anchors[0][0] if self.anchors else "a", adds=True)
+        return [id for id, _ in takewhile(lambda pair: pair[1], zip(ids, added, strict=True))]
+
+    def _placed(self, ids: list[int], begins: bool, keeps_special: bool) -> str:
+        if begins or not ids:
+            return self._decode(ids, keeps_special)
+        before_ids = self.anchors[0][1]
+        before = self._decode(before_ids, keeps_special)
+        text = self._decode([*before_ids, *ids], keeps_special)
+        return text.removeprefix(before) if text.startswith(before) else self._decode(ids, keeps_special)
+
+    def _decode(self, ids: list[int], keeps_special: bool) -> str:
+        return str(
+            self.tokenizer.decode(
+                ids, skip_special_tokens=not keeps_special, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def _opens_text(self, id: int) -> bool:
+        """Return True for an added token behind which the tokenizer encodes a text as at a beginning."""
+        if id not in self._opens:
+            self._opens[id] = False
+            if self.knows_place and id in self.added:
+                text, ids = self.anchors[0]
+                self._opens[id] = self._encoder.ids(self.added[id] + text, adds=False)[0] == [id, *ids]
+        return self._opens[id]
+
+    def _usable_anchors(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield some one-character texts, each with its ids, that can stand before other ids."""
+        for text in dict.fromkeys(_ANCHORS):
+            try:
+                ids = self._encoder.ids(text, adds=False)[0]
+            except TemplateError:  # some tokenizers refuse a character that they do not know
+                continue
+            names = self.tokenizer.convert_ids_to_tokens(ids)
+            is_whole = not any(map(self.added.__contains__, ids)) and "<0x" not in "".join(names)
+            if ids and is_whole and self._decode(ids, True).strip() == text.strip():
+                yield text, ids
+
+    def _depends_on_place(self, text: str, ids: list[int]) -> bool:
+        shown = self._decode(ids, True)
+        for probe in (text, f" {text}", f"{text} {text}"):
+            found = self._encoder.ids(probe, adds=False)[0]
+            if self._decode([*ids, *found], True) != shown + self._decode(found, True):
+                return True
+        return False

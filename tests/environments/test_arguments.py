@@ -1,0 +1,229 @@
+"""A tool gets what its annotations say, or the model reads an error."""
+
+import collections.abc as abc
+import datetime
+import decimal
+import enum
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict, Union
+
+import msgspec
+import pydantic
+import pytest
+from beartype.door import is_bearable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oat.environments.arguments import converted, is_possible
+from oat.environments.tools import Tools
+from oat.text.call_forms import Written
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    ONE = 1
+
+
+@dataclass
+class Point:
+    x: int
+    y: float = 0.0
+    near: "list[Point]" = field(default_factory=list)
+
+
+class Place(TypedDict):
+    name: str
+    size: NotRequired[int]
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str = "b"
+
+
+class Item(msgspec.Struct):
+    name: str
+    count: int = 1
+
+
+class Model(pydantic.BaseModel):
+    a: int
+
+
+Metres = NewType("Metres", float)
+
+UNION = Union[int, str]  # noqa: UP007
+ANNOTATIONS: list[Any] = [
+    *(int, float, bool, str, None, Any, object, list, dict, bytes, datetime.date, decimal.Decimal),
+    *(list[int], list[list[str]], dict[str, int], dict[int, str], dict[str, list[float]]),
+    *(int | None, UNION, float | None, list[int] | int, Literal["a", 1, None]),
+    *(tuple[int, str], tuple[int, ...], set[str], frozenset[int]),
+    *(abc.Sequence[int], abc.Mapping[str, float], abc.Iterable[str]),
+    *(Colour, Point, Place, Pair, Item, Model, list[Point], Point | int, Point | Place, Metres),
+    *(Annotated[int, "a note"], Annotated[int, msgspec.Meta(ge=2)]),
+]
+TEXTS = ("", "a", "1", "2.0", "red", "null", "true", "[1]", '{"x": 1}', "b", "2020-01-02", "nan", "inf")
+NAMES = ("x", "y", "near", "name", "size", "a", "1")
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from([0.5, 1.0, -2.0, 1e300, 10**30])
+    | st.sampled_from(TEXTS),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from(NAMES), part, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(VALUES)
+def test_what_a_tool_gets_is_of_the_annotated_type(value: Any) -> None:
+    """Each annotation, and any value of JSON: the value is converted to what beartype knows as the type, or
+    refused by a ValueError. Text as models write it without quotes, too."""
+    for annotation in ANNOTATIONS:
+        for given_value in (
+            value,
+            Written(json.dumps(value)),
+            Written(value if isinstance(value, str) else ""),
+        ):
+            try:
+                got = converted(given_value, annotation)
+            except ValueError:
+                continue
+            assert is_bearable(got, annotation), (given_value, annotation, got)
+            assert not isinstance(got, Written)
+
+
+@pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
+def test_every_annotation_is_possible(annotation: Any) -> None:
+    assert is_possible(annotation)
+
+
+@pytest.mark.parametrize(
+    "annotation", [type, abc.Callable, complex, list[complex], range, dict[str, type]], ids=str
+)
+def test_what_no_json_can_be_is_not(annotation: Any) -> None:
+    assert not is_possible(annotation)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "wanted"),
+    [
+        (3, float, 3.0),
+        (2.0, int, 2),
+        ("3", int, 3),
+        (" 3 ", int, 3),
+        ("2.5", float, 2.5),
+        ("[1, 2]", list[int], [1, 2]),
+        (["1", 2.0], list[int], [1, 2]),
+        ("true", bool, True),
+        ("3", int | str, "3"),
+        (3, int | str, 3),
+        (1.0, int | float, 1.0),
+        (1, float | int, 1),
+        (None, int | None, None),
+        ("1", Any, "1"),
+        ({"1": "a"}, dict[int, str], {1: "a"}),
+        ([1, "a"], tuple[int, str], (1, "a")),
+        ({"x": 1, "near": [{"x": "2"}]}, Point, Point(1, 0.0, [Point(2)])),
+        ({"first": 1}, Pair, Pair(1)),
+        ([1, "c"], Pair, Pair(1, "c")),
+        ("red", Colour, Colour.RED),
+        (1, Colour, Colour.ONE),
+        ({"a": 1}, Model, Model(a=1)),
+        ({"name": "a"}, Point | Place, {"name": "a"}),
+        (Written("3"), str, "3"),
+        (Written("3"), int, 3),
+        (Written("3"), int | str, 3),
+        (Written("3"), Any, 3),
+        (Written("a"), Any, "a"),
+        (Written('"a"'), str, '"a"'),
+        (Written('"a"'), str | None, '"a"'),
+        (Written("True"), bool, True),
+        (Written("[1, 'two']"), list[Any], [1, "two"]),
+        (Written("None"), str | None, None),
+    ],
+)
+def test_what_is_converted(value: Any, annotation: Any, wanted: Any) -> None:
+    got = converted(value, annotation)
+    assert (got, type(got)) == (wanted, type(wanted))
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (True, int),
+        (True, float),
+        (1, bool),
+        (0, None),
+        (2.5, int),
+        (10**400, float),
+        ("", int),
+        ("nan", float),
+        ("1e999", float),
+        ("abc", list[int]),
+        (None, int),
+        (3, str),
+        ([1, None], list[int]),
+        ([1], tuple[int, str]),
+        ([1, "a", 2], Pair),
+        ({"1": 1, "01": 2}, dict[int, int]),
+        ({"x": 1, "z": 2}, Point),
+        ({"y": 1}, Point),
+        ({"size": 1}, Place),
+        ({"name": "a", "more": 1}, Place),
+        (True, Colour),
+        ("blue", Colour),
+        (True, Literal[1]),
+        ("x", int | bool),
+        (1, Annotated[int, msgspec.Meta(ge=2)]),
+        ({"a": "b"}, Model),
+    ],
+)
+def test_what_is_refused(value: Any, annotation: Any) -> None:
+    with pytest.raises(ValueError):
+        converted(value, annotation)
+
+
+@dataclass
+class Broken:
+    x: int
+
+    def __post_init__(self) -> None:
+        raise KeyError({"b", "a"})
+
+
+def test_the_model_is_told_what_is_wrong() -> None:
+    """A constructor that raises, a missing argument, and a value of another type. A null for a default of
+    None is no fault."""
+
+    def total(numbers: list[int], start: int = None, *, kind: Literal["sum", "max"] = "sum") -> str:  # noqa: RUF013
+        return f"{numbers} {start} {kind}"
+
+    def made(thing: Broken) -> str:
+        return "made"
+
+    told = Tools([total, made])
+
+    def said(name: str, **arguments: Any) -> str:
+        answered = told.answer(f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>")
+        assert answered is not None
+        assert answered.broken == 0
+        return answered.message.content
+
+    assert said("total", numbers="[1, 2]", start=None) == "[1, 2] None sum"
+    for arguments, words in (
+        ({"numbers": "one"}, "numbers is 'one'"),
+        ({"numbers": [1, None]}, "None is no int"),
+        ({"numbers": None}, "numbers is None"),
+        ({"numbers": [], "start": "x"}, "start is 'x'"),
+        ({"numbers": [], "kind": "min"}, "kind is 'min'"),
+        ({}, "numbers"),
+    ):
+        text = said("total", **arguments)
+        assert text.startswith("error: ")
+        assert words in text
+        assert "numbers: list[int]" in text
+    assert said("made", thing={"x": 1}).startswith("error: thing is {'x': 1}")

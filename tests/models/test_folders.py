@@ -1,0 +1,331 @@
+"""Loaders read the configuration and the weights of a folder, and nothing else: every further file that
+another program would pick up is refused with one message, or said not to be used."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from fixtures import World, oat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tiny_models import build_config, build_tokenizer, save_model, save_reward_model
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+from oat.build.changes import CHANGES
+from oat.config.load import load_config as load_settings
+from oat.config.settings import ModelConfig
+from oat.errors import CheckpointError, ModelError, OatWarning
+from oat.learner.models import refuse_other_tensors
+from oat.models.beside import is_adapter_directory
+from oat.models.loading import load_config, load_lm, load_module, load_tokenizer
+from oat.models.lora import load_model
+from oat.models.outline import Outlines
+from oat.models.scoring import Scorer
+
+Change = Callable[[Path], Any]
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def said_in_config(**fields: Any) -> Change:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+    return change
+
+
+def said_of_generation(**fields: Any) -> Change:
+    return lambda folder: (folder / "generation_config.json").write_text(json.dumps(fields))
+
+
+def with_tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = SINGLE) -> Change:
+    """Write the weights with changes to the file `name`."""
+
+    def write(folder: Path) -> None:
+        tensors = load_file(folder / SINGLE)
+        change(tensors)
+        (folder / name).parent.mkdir(exist_ok=True)
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+
+    return write
+
+
+def doubled(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.update({name: 2 * tensor for name, tensor in tensors.items()})
+
+
+def index_naming(*names: str) -> Change:
+    """Write an index in which tensors are spread over these files. Files of the folder that are named and
+    missing are written, each with all tensors."""
+
+    def write(folder: Path) -> None:
+        tensors = load_file(folder / SINGLE)
+        places = {tensor: names[number % len(names)] for number, tensor in enumerate(tensors)}
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        for name in names:
+            if "/" not in name and not (folder / name).exists():
+                save_file(tensors, folder / name, metadata={"format": "pt"})
+
+    return write
+
+
+def adapter_beside(folder: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(module, lora).save_pretrained(folder)
+
+
+def only_shards(folder: Path) -> None:
+    index_naming("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")(folder)
+    (folder / SINGLE).unlink()
+
+
+HARMLESS: Mapping[str, Change] = {
+    "weights in pickles": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"no pickle"),
+    "weights of other frameworks": lambda folder: (folder / "tf_model.h5").write_bytes(b"no weights"),
+    "weights in another layout": with_tensors(doubled, "consolidated.safetensors"),
+    "weights of a variant": with_tensors(doubled, "model.fp16.safetensors"),
+    "weights in a folder within": with_tensors(doubled, "original/model.safetensors"),
+    "an index of the one file": index_naming(SINGLE),
+    "settings of drawing": said_of_generation(eos_token_id=0, do_sample=True, temperature=0.6, top_p=0.9),
+    "a processor": lambda folder: (folder / "preprocessor_config.json").write_text("{}"),
+}
+SAID: Mapping[str, Change] = {
+    "an adapter": adapter_beside,
+    "a broken adapter": lambda folder: (folder / "adapter_config.json").write_text("{"),
+    "code": said_in_config(auto_map={"AutoModelForCausalLM": "own.Model"}),
+    "penalties": said_of_generation(eos_token_id=0, repetition_penalty=1.2, suppress_tokens=[1]),
+    "more tensors than the model has": with_tensors(
+        lambda held: held.update({"model.layers.9.more": torch.ones(2)})
+    ),
+}
+REFUSED: Mapping[str, Change] = {
+    "quantised by the configuration": said_in_config(
+        quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}
+    ),
+    "quantised by a method that is not known": said_in_config(quantization_config={"quant_method": "mine"}),
+    "quantised weights": with_tensors(
+        lambda held: held.update({"model.norm.weight": held["model.norm.weight"].to(torch.int8)})
+    ),
+    "weights by another name": said_in_config(transformers_weights="consolidated.safetensors"),
+    "fused layers": said_in_config(fusion_config={"rms_norm": True}),
+    "shards beside the one file": index_naming("model-00001-of-00001.safetensors"),
+    "shards in another folder": index_naming("../other/model.safetensors"),
+    "parts of processes": with_tensors(doubled, "shard-00000-model-00001-of-00001.safetensors"),
+    "shards that have a tensor twice": only_shards,
+    "settings that are no JSON": lambda folder: (folder / "generation_config.json").write_text("{"),
+}
+CHANGED = {**HARMLESS, **SAID, **REFUSED}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a language model (`lm`) and a reward model (`reward`)."""
+    folder = tmp_path_factory.mktemp("clean")
+    save_model(folder / "lm", build_config("llama"))
+    save_reward_model(folder / "reward", build_config("llama"))
+    return folder
+
+
+def values(module: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in module.named_parameters()}
+
+
+def own_names(folder: Path, mapping: Mapping[Any, Any]) -> set[str]:
+    """Return the names of the parameters of the module that the configuration itself makes."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        return {name for name, _ in mapping[type(config)](config).named_parameters()}
+
+
+def loaded(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield each loader's name, and a function that loads the folder's module with it."""
+    path = str(folder)
+    if folder.name == "reward":
+        yield "reward model", lambda: Scorer(path)._module
+        return
+    yield "outline", lambda: Outlines().on_meta(ModelConfig(path)).module
+    yield "run", lambda: load_model(ModelConfig(path)).module
+    yield "features", lambda: load_module(path, load_config(path), MODEL_MAPPING, "float32")
+
+
+def outcome(load: Callable[[], Any]) -> tuple[Any, str, list[str]]:
+    """Return the module, or the message with which it is refused, and what was said."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            module, message = load(), ""
+        except ModelError as error:
+            module, message = None, str(error)
+    return module, message, [str(each.message) for each in caught if each.category is OatWarning]
+
+
+@pytest.mark.parametrize("kind", ["lm", "reward"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_folder_is_read_as_its_configuration_says(
+    clean: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    folder = tmp_path / kind
+    shutil.copytree(clean / kind, folder)
+    if kind == "reward" and name == "an adapter":
+        shutil.copytree(clean / "lm", tmp_path / "lm")
+        adapter_beside(tmp_path / "lm")
+        for file in tmp_path.glob("lm/adapter*"):
+            shutil.copy(file, folder)
+    else:
+        CHANGED[name](folder)
+    mapping: Mapping[Any, Any] = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    auto = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    expected = values(auto.from_pretrained(clean / kind))
+    is_of_generation = "penalties" in name or "JSON" in name
+    for loader, load in loaded(folder):
+        module, message, said = outcome(load)
+        if is_of_generation and loader in ("reward model", "features"):
+            assert (message, said) == ("", [])  # they generate nothing
+            continue
+        assert bool(message) == (name in REFUSED), (loader, message)
+        assert "\n" not in message
+        assert bool(said) == (name in SAID), (loader, said)
+        if message:
+            continue
+        found = values(module)
+        prefix = "model." if loader == "features" else ""
+        assert {prefix + each for each in found} == {
+            each for each in expected if each.startswith(prefix) and (not prefix or each != "lm_head.weight")
+        }
+        if kind == "reward":
+            assert set(found) == own_names(folder, mapping)
+        if loader != "outline":
+            assert all(torch.equal(tensor, expected[prefix + each]) for each, tensor in found.items())
+
+
+@given(chosen=st.sets(st.sampled_from(sorted({*HARMLESS, *SAID} - {"a broken adapter"})), max_size=4))
+@settings(max_examples=12, deadline=None)
+def test_together_they_change_nothing_either(
+    clean: Path, tmp_path_factory: pytest.TempPathFactory, chosen: set[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("some") / "lm"
+    shutil.copytree(clean / "lm", folder)
+    for name in sorted(chosen):
+        CHANGED[name](folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, expected = values(load_lm(str(folder)).module), values(load_lm(str(clean / "lm")).module)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize("has_values", [True, False], ids=["two values", "one value"])
+def test_tied_embeddings_have_one_value(tmp_path: Path, has_values: bool) -> None:
+    """Transformers leaves embeddings untied if the files have two of them that differ, whatever the
+    configuration says."""
+    folder = Path(save_model(tmp_path / "lm", build_config("qwen3")))
+    write = with_tensors(
+        lambda held: held.update(
+            {"lm_head.weight": held["model.embed_tokens.weight"] * (2 if has_values else 1)}
+        )
+    )
+    write(folder)
+    messages = []
+    for loader, load in loaded(folder):
+        if loader == "features":
+            continue
+        module, message, _ = outcome(load)
+        messages.append(message)
+        if not has_values:
+            assert set(values(module)) == own_names(folder, {type(module.config): type(module)})
+    assert len(set(messages)) == 1
+    assert ("tie_word_embeddings" in messages[0]) == has_values
+
+
+def test_fewer_layers_than_the_files_have_are_said(clean: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lm"
+    shutil.copytree(clean / "lm", folder)
+    said_in_config(num_hidden_layers=1, layer_types=None)(folder)
+    for _, load in loaded(folder):
+        module, message, said = outcome(load)
+        assert not message
+        assert module.config.num_hidden_layers == 1
+        assert len(said) == 1
+        assert " 9 tensors " in said[0]
+
+
+@pytest.mark.parametrize("place", ["model.path", "model.reference", "model.critic", "oracle"])
+def test_every_model_of_a_run_leaves_the_adapter_out(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """`oat check` and `oat train` say it, and the run does not depend on the adapter's weights."""
+    folder = tmp_path / "merged"
+    shutil.copytree(world.folder / "model", folder)
+    changes: dict[str, Any] = {place: str(folder), "evaluation": None, "stop.max_steps": 1}
+    algorithm = "ppo" if place == "model.critic" else "grpo"
+    changes |= {"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {}
+    if place == "oracle":
+        tokenizer = load_tokenizer(str(folder))
+        shutil.rmtree(folder)
+        config = AutoConfig.from_pretrained(world.folder / "model")
+        save_reward_model(folder, config, tokenizer)
+        changes["oracle"] = {"name": "reward_model", "path": str(folder)}
+    config = world.config(algorithm, tmp_path, changes)
+    assert oat("train", config, "--run_dir", tmp_path / "without") == 0
+    adapter_of = tmp_path / "lm"
+    shutil.copytree(world.folder / "model", adapter_of)
+    adapter_beside(adapter_of)
+    for file in adapter_of.glob("adapter*"):
+        shutil.copy(file, folder)
+    for command, run_dir in (("check", "with"), ("train", "with")):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert oat(command, config, "--run_dir", tmp_path / run_dir) == 0
+        said = {str(each.message) for each in caught if "adapter beside it" in str(each.message)}
+        assert len(said) == 1 or (place == "oracle" and command == "check")
+    capsys.readouterr()
+    digests = []
+    for run_dir in ("without", "with"):
+        assert oat("digest", tmp_path / run_dir) == 0
+        digests.append([line for line in capsys.readouterr().out.splitlines() if "weights" in line])
+    assert digests[0] == digests[1]
+    assert next(each for each in CHANGES if "adapter" in each.name).concerns(load_settings(config)[0])
+
+
+def test_a_folder_with_an_adapter_alone_is_an_adapter(clean: Path, tmp_path: Path) -> None:
+    """Some programs write the configuration of the base model beside an adapter."""
+    folder = tmp_path / "lm"
+    shutil.copytree(clean / "lm", folder)
+    adapter_beside(folder)
+    assert not is_adapter_directory(str(folder))
+    (folder / SINGLE).unlink()
+    assert is_adapter_directory(str(folder))
+
+
+def test_a_checkpoint_that_has_an_adapter_too_is_refused() -> None:
+    """An earlier version trained the adapter in a model's folder together with the model."""
+    names = ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"]
+    held = [names[0].replace(".weight", ".base_layer.weight"), names[0].replace("weight", "lora_A.weight")]
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        refuse_other_tensors("policy", [*held, names[1]], names)
+    refuse_other_tensors("policy", names, names)
+
+
+def test_two_chat_templates_that_differ_are_said(clean: Path, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "one"
+    tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    for template, is_said in (("one", False), ("two", True)):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+        made, message, said = outcome(lambda: load_tokenizer(str(tmp_path)))
+        assert (made.chat_template, message, bool(said)) == ("one", "", is_said)

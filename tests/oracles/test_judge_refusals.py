@@ -1,0 +1,190 @@
+"""What the oracle `judge` does when its endpoint refuses: it asks without log-probabilities, or the run ends
+to be continued."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from faulty_server import Reply
+from fixtures import make_group, make_questions
+from judge_shapes import USAGE, ZERO, reply
+from openai_server import Says, Shown, completion, judging
+from service_errors import OF_ALL, OF_ONE, body
+
+from oat.errors import ClosedError, OatWarning, OracleError, OutageError
+from oat.oracles.judge import Judge
+from oat.oracles.remote.client import RemoteOracle
+from oat.types import Answer, Question
+
+pytestmark = pytest.mark.usefixtures("brief_waits")
+FIRST = {"0": 0.8, "1": 0.2}
+
+
+@pytest.fixture
+def judge() -> Iterator[Callable[..., Judge]]:
+    """Yield a function that makes judges, and close them at the end."""
+    made: list[Judge] = []
+
+    def make(url: str, **options: Any) -> Judge:
+        made.append(Judge(**{"model": "m", "url": url, "orders": "one", "timeout_s": 5.0, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def questions(*pairs: Sequence[str]) -> list[Question]:
+    groups = [make_group(number, *texts) for number, texts in enumerate(pairs)]
+    return make_questions(groups, "compare", 0, oracle="judge")
+
+
+def ask(oracle: Any, *asked: Question) -> list[Answer]:
+    tickets, found = oracle.submit(asked), dict[str, Answer]()
+    while len(found) < len(tickets):
+        found |= dict(oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0))
+    return [found[ticket] for ticket in tickets]
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 422, 501])
+def test_log_probabilities_that_are_refused_are_asked_for_once(
+    judge: Callable[..., Judge], status: int
+) -> None:
+    """An endpoint refuses log-probabilities by name. The judge asks again without them, and never again with
+    them; no question fails. If they are required, the run ends."""
+    refusal = Reply(b'{"error": {"message": "not allowed to request logprobs"}}', status=status)
+    with judging(lambda shown: refusal if "logprobs" in shown.body else "0") as (_, model, url):
+        oracle = judge(url)
+        for pair in ("a", "b"), ("c", "d"), ("e", "f"):
+            (answer,) = ask(oracle, *questions(pair))
+            assert (answer.values, answer.marks) == ((1.0,), ("ok",))
+            assert answer.tokens == sum(model.tokens[-1]), "a refusal costs nothing"
+        assert ["logprobs" in shown.body for shown in model.shown] == [True, False, False, False]
+        with pytest.raises(OracleError, match=f"status {status}.*logprobs"):
+            ask(judge(url, reads="logprobs"), *questions(("a", "b")))
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 422])
+def test_another_refusal_says_nothing_of_log_probabilities(judge: Callable[..., Judge], status: int) -> None:
+    with judging(lambda shown: Reply(b"no such region", status=status)) as (_, model, url):
+        with pytest.raises(OracleError, match="no such region"):
+            ask(judge(url), *questions(("a", "b")))
+        assert len(model.shown) == 1
+
+
+def test_log_probabilities_that_are_refused_later_are_told(judge: Callable[..., Judge]) -> None:
+    """The endpoint gives them at first. When it refuses them, verdicts are read from texts from there on, and
+    this is said once."""
+    refusal = Reply(b"logprobs are not supported", status=400)
+    with judging(lambda shown: refusal if shown.number and "logprobs" in shown.body else FIRST) as (
+        _,
+        model,
+        url,
+    ):
+        oracle = judge(url)
+        assert ask(oracle, *questions(("a", "b")))[0].values == (pytest.approx(0.8),)
+        with pytest.warns(OatWarning, match="no log-probabilities any more") as warned:
+            later = [ask(oracle, *questions(pair))[0].values for pair in (("c", "d"), ("e", "f"))]
+        assert (later, len(warned), len(model.shown)) == ([(1.0,), (1.0,)], 1, 4)
+
+
+def test_a_score_of_several_digits_needs_no_log_probabilities(judge: Callable[..., Judge]) -> None:
+    with judging(lambda shown: "42") as (_, model, url):
+        oracle = Judge(model="m", url=url, mode="score", range=(0, 100))
+        (asked,) = make_questions([make_group(0, "a")], "score", 0, oracle="judge")
+        assert ask(oracle, asked)[0].values == (42.0,)
+        oracle.close()
+        assert not any("logprobs" in shown.body for shown in model.shown)
+
+
+@pytest.mark.sample("openrouter", "openai: quota", "an error within a reply", seconds=2.0)
+@pytest.mark.parametrize("name", [*OF_ALL, "an error within a reply"])
+def test_an_error_that_all_would_meet_ends_the_run_to_be_continued(
+    judge: Callable[..., Judge], name: str
+) -> None:
+    """In the middle of a run the endpoint refuses every question. What was answered is returned, no question
+    fails or is paid for, and the error is that of an outage. Later the same questions are answered."""
+    status, said = OF_ALL.get(name, (200, {"error": {"code": 402, "message": "Insufficient credits"}}))
+    is_open = True
+
+    def says(shown: Shown) -> Says | Reply:
+        return FIRST if is_open or "good" in shown.text else Reply(body(said), status=status)
+
+    with judging(says) as (_, model, url):
+        oracle, asked = judge(url, reads="logprobs"), questions(("good", "x"), ("a", "b"), ("c", "d"))
+        assert ask(oracle, *questions(("first", "x")))[0].marks == ("ok",)
+        is_open = False
+        tickets, found = oracle.submit(asked), dict[str, Answer]()
+        with pytest.raises(ClosedError, match="run the same command again") as raised:  # noqa: PT012
+            while len(found) < len(tickets):
+                found |= dict(oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0))
+        assert isinstance(raised.value, OutageError)
+        assert [answer.marks for answer in found.values()] in ([], [("ok",)])
+        assert len(model.shown) <= 4, "none is tried again"
+        is_open = True
+        again = ask(judge(url), *asked)
+        assert [answer.marks for answer in again] == [("ok",)] * 3
+
+
+@pytest.mark.parametrize(
+    "name", ["openai: context", "azure: filter", "openrouter: moderation", "pydantic", "tgi"]
+)
+def test_an_error_of_one_question_fails_it_alone(judge: Callable[..., Judge], name: str) -> None:
+    status, said = OF_ONE[name]
+    with judging(lambda shown: Reply(body(said), status=status) if "bad" in shown.text else FIRST) as (
+        _,
+        _,
+        url,
+    ):
+        with pytest.warns(OatWarning, match="counts as failed"):
+            answers = ask(judge(url), *questions(("a", "b"), ("bad", "c"), ("d", "e")))
+        assert [(answer.marks, answer.tokens > 0) for answer in answers] == [
+            (("ok",), True),
+            (("failed",), False),
+            (("ok",), True),
+        ]
+
+
+@pytest.mark.parametrize("status", [401, 402, 404])
+def test_a_reward_server_that_refuses_all_ends_the_run_to_be_continued(status: int) -> None:
+    with judging(lambda shown: "") as (server, _, _):
+        server.answer = lambda asked: Reply(b"no", status=status)
+        oracle = RemoteOracle(server.url)
+        with pytest.raises(OutageError, match="run the same command again"):
+            ask(oracle, *make_questions([make_group(0, "a")], "score", 0, oracle="remote"))
+        oracle.close()
+
+
+@pytest.mark.parametrize(
+    "usage", [{}, None, {**USAGE, "prompt_tokens": None}, {**USAGE, "prompt_tokens": -5}]
+)
+def test_tokens_that_a_reply_does_not_state_count_with_the_most(
+    judge: Callable[..., Judge], usage: Any
+) -> None:
+    """Under a price, a warning says so once. The verdict is kept."""
+    raw = json.dumps(reply("0", [ZERO], usage=usage)).encode()
+    with judging(lambda shown: Reply(raw)) as (_, _, url):
+        oracle, asked = judge(url, tries=1, price_in=1.0, price_out=1.0), questions(("a", "b"), ("c", "d"))
+        with pytest.warns(OatWarning, match="does not say how many tokens") as warned:
+            answers = ask(oracle, *asked)
+        most = [oracle.price(question) for question in asked]
+        stated = 2 if usage and usage.get("completion_tokens") else oracle.config.max_tokens
+        assert [answer.values for answer in answers] == [(pytest.approx(0.8),)] * 2
+        assert [answer.tokens for answer in answers] == [
+            price.tokens - oracle.config.max_tokens + stated for price in most
+        ]
+        assert all(0 < answer.cost <= price.cost for answer, price in zip(answers, most, strict=True))
+        assert len(warned) == 1
+        unpriced = judge(url, tries=1)
+        assert ask(unpriced, *asked)[0].marks == ("ok",)
+
+
+def test_a_reply_without_a_verdict_says_why(judge: Callable[..., Judge]) -> None:
+    cut = json.dumps(reply("1. The", finish="length")).encode()
+    for raw, why in (
+        (cut, r"is no verdict: it was cut \(max_tokens\)"),
+        (completion({"2": 1.0}), "is no verdict; what"),
+    ):
+        with judging(lambda shown, raw=raw: Reply(raw)) as (_, _, url), pytest.warns(OatWarning, match=why):
+            ask(judge(url), *questions(("a", "b")))

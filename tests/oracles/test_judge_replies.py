@@ -1,0 +1,229 @@
+"""How the oracle `judge` reads replies: those of real endpoints, generated ones, and broken ones."""
+
+import contextlib
+import copy
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from faulty_server import Reply
+from fixtures import make_group, make_questions
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from judge_shapes import PROVIDERS, reply
+from judge_spellings import SCORES, SPELLINGS
+from openai_server import Shown, judging
+
+from oat.errors import OatWarning
+from oat.oracles.judge import Judge
+from oat.oracles.judge_replies import read_completion
+from oat.oracles.judge_verdicts import Reading, read_reply, score_reader, verdict_reader
+from oat.types import Answer
+
+COMPARED = verdict_reader(("0", "1"))
+SHAPES = {**PROVIDERS, **SPELLINGS}
+
+
+def read(body: Any, reads: Any = "auto") -> Reading[str]:
+    return read_reply(read_completion(json.dumps(body).encode()), COMPARED, reads)
+
+
+def first_wins(reading: Reading[str]) -> float | None:
+    return None if reading.shares is None else reading.shares.get("0", 0.0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_verdicts(name: str) -> None:
+    """A reply is read as the table says. The text alone says the same verdict, or there is none; and a
+    reading that needs log-probabilities gives the same one, or none."""
+    body, value = SHAPES[name]
+    expected = None if value is None else pytest.approx(value, abs=1e-9)
+    assert first_wins(read(body)) == expected
+    alone, strict = first_wins(read(body, "text")), first_wins(read(body, "logprobs"))
+    assert strict is None or strict == expected
+    assert value is None or alone == float(value > 0.5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str) -> None:
+    body, score, (low, high) = SCORES[name]
+    reads: Any = "auto" if low >= 0 and high <= 9 else "text"
+    found = read_reply(read_completion(json.dumps(body).encode()), score_reader(low, high), reads).shares
+    mean = None if found is None else math.fsum(value * share for value, share in found.items())
+    assert mean == (None if score is None else pytest.approx(score, abs=1e-9))
+
+
+NOISE = [b"", b"\xef\xbb\xbf", b"\n\n  ", b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n"]
+
+
+@pytest.mark.parametrize("mode", ["compare", "score"])
+def test_all_of_them_over_the_wire(mode: Any) -> None:
+    """A judge gets each reply of the tables from a server, after noise that keeps the connection open. None
+    is asked for again."""
+    shapes = [*SHAPES.values()] if mode == "compare" else [s[:2] for s in SCORES.values() if s[2] == (0, 9)]
+    groups = [make_group(n, f"case {n}", *["other"] * (mode == "compare")) for n in range(len(shapes))]
+
+    def says(asked: Shown) -> Reply:
+        number = int(re.findall(r"case (\d+)", asked.text)[0])
+        return Reply(NOISE[number % 4] + json.dumps(shapes[number][0]).encode() + b"\r\n" * (number % 3))
+
+    with judging(says) as (_, model, url):
+        judge = Judge(model="m", url=url, mode=mode, invalid="skip", timeout_s=10.0, **ORDER[mode])
+        tickets = judge.submit(make_questions(groups, mode, 0, oracle="judge"))
+        found = dict[str, Answer]()
+        with pytest.warns(OatWarning, match="which is no verdict"):  # noqa: PT031
+            while len(found) < len(tickets):
+                found |= dict(judge.collect([each for each in tickets if each not in found], 20.0))
+        judge.close()
+    for ticket, (_, value) in zip(tickets, shapes, strict=True):
+        answer = found[ticket]
+        assert answer.marks == ("abstain" if value is None else "ok",)
+        assert value is None or answer.values == (pytest.approx(value, abs=1e-9),)
+        assert 0 < answer.tokens < 10_000
+    assert len(model.shown) == len(shapes)
+
+
+ORDER: dict[str, dict[str, Any]] = {"compare": {"orders": "one"}, "score": {}}
+OPENINGS = ["", "**", '"', "(", "[[", "`", "Answer: ", "\\boxed{", "\u200b", "\n", " ", '{"answer": "', "<b>"]
+CLOSINGS = ["", "**", '"', ")", "]]", "`", ".", "\n", "\n\nBecause …é", " is better", ' "}', "</b>", "}"]
+THOUGHTS = [
+    "",
+    "<think>{}</think>\n\n",
+    "[THINK]{}[/THINK]",
+    "{}</think>",
+    "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>",
+]
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> tuple[dict[str, Any], float, bool]:
+    """Draw a reply whose bytes are cut into tokens anywhere. Return it, the share of "0" at the token with
+    the verdict, and whether the verdicts are probable there."""
+    verdict, other = draw(st.permutations(["0", "1"]))
+    before = draw(st.sampled_from(THOUGHTS)).format(
+        draw(st.sampled_from(["1", "0 wins", "1 or 0\n", "hm é"]))
+    )
+    answer = draw(st.sampled_from(OPENINGS)) + verdict + draw(st.sampled_from(CLOSINGS))
+    raw = (before + answer).encode()
+    cuts = sorted(draw(st.sets(st.integers(1, len(raw) - 1), max_size=len(raw)))) if len(raw) > 1 else []
+    pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    place = raw.index(verdict.encode(), len(before.encode()))
+    p = draw(st.sampled_from([0.95, 0.6, 0.45, 0.2]))
+    tokens, end, share = [], 0, math.nan
+    for piece in pieces:
+        begin, end = end, end + len(piece)
+        top = [(piece, 0.9), (b"0", 0.05), (b"1", 0.04)]
+        if begin <= place < end:
+            turned = piece[: place - begin] + other.encode() + piece[place - begin + 1 :]
+            top = [(piece, p), (turned, 0.4 * p)]
+            share = (1 if verdict == "0" else 0.4) / 1.4
+        listed = [
+            {"token": each.decode("utf-8", "replace"), "bytes": [*each], "logprob": math.log(q)}
+            for each, q in top
+        ]
+        tokens.append({**listed[0], "top_logprobs": listed})
+    is_apart = before and draw(st.booleans())
+    return reply(answer if is_apart else before + answer, tokens), share, 1.4 * p >= 0.5
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(replies())
+def test_any_cut_into_tokens_has_one_reading(drawn: tuple[dict[str, Any], float, bool]) -> None:
+    """Wherever the bytes of a reply are cut into tokens, and whatever the thoughts before say: the reading is
+    the share at the verdict, or the text's verdict, or none."""
+    body, share, is_probable = drawn
+    reading, alone = first_wins(read(body)), first_wins(read(body, "text"))
+    assert reading in (None, alone, pytest.approx(share))
+    assert reading is None or alone == float(reading > 0.5)
+    if is_probable and alone is not None:
+        assert reading is not None, "a sound reply is read"
+    strict = first_wins(read(body, "logprobs"))
+    assert strict in (None, pytest.approx(share))
+
+
+NUMBERS = [0, 1, -1, 7.5, 2**31, 2**70, -(10**400), math.nan, math.inf, -math.inf]
+TEXTS = ["", "x", "null", "</think>", "<think>", "\ud800", "length", "error", 10**5 * "1"]
+ODD = st.sampled_from([None, True, False, *NUMBERS, *TEXTS, [], {}, [None], [[]], {"a": 1}, [1, "x"]])
+VERDICTS = ["0", "1", " 1", "1.", "10", [48], [49], {"0": -0.1, "1": -3}, [{"token": "1", "logprob": 0}]]
+SOUND = [
+    SHAPES[name] for name in ("openai", "azure", "mistral: parts", "qwen: thoughts in the text, one token")
+] + [
+    SHAPES[name]
+    for name in ("vllm: reasoning parser, all tokens", "fireworks", "bold", "a null log-probability")
+]
+
+
+def paths(node: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [at, *(path for name, child in inner for path in paths(child, (*at, name)))]
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> tuple[Any, bool]:
+    """Draw a sound reply, change some of its values, and return it with whether "0" wins in it."""
+    body, value = draw(st.sampled_from(SOUND))
+    body = copy.deepcopy(body)
+    assert value is not None
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(paths(body)[1:]))
+        if not path:
+            continue
+        parent = body
+        for name in path[:-1]:
+            parent = parent[name]
+        what = draw(st.sampled_from(["replace", "delete", "double"]))
+        if what == "delete":
+            del parent[path[-1]]
+        elif what == "double" and isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[path[-1]]))
+        else:
+            odd = ODD if "message" in path else ODD | st.sampled_from(VERDICTS)
+            parent[path[-1]] = copy.deepcopy(draw(odd))
+        if not isinstance(body, dict) or len(paths(body)) < 2:
+            break
+    return body, value > 0.5
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(broken())
+def test_a_broken_reply_has_its_verdict_or_none(drawn: tuple[Any, bool]) -> None:
+    """Changed values of a reply make it unusable (a ValueError, which the client counts as a failed try), or
+    take the verdict away, or leave it. They never turn it round, and no other exception comes."""
+    body, is_first = drawn
+    raw = json.dumps(body).encode()
+    for mode in ("auto", "logprobs", "text"):
+        try:
+            found = read_completion(raw)
+        except ValueError:
+            return
+        reading = read_reply(found, COMPARED, mode)  # type: ignore[arg-type]
+        first = first_wins(reading)
+        assert first is None or (first > 0.5) == is_first
+        read_reply(found, score_reader(0, 9), mode)  # type: ignore[arg-type]
+        for count in (found.prompt_tokens, found.completion_tokens):
+            assert count is None or 0 <= count < 2**31
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+@example(b"[" * 100_000)
+@example(b'{"choices": ' * 50_000)
+@example(b'{"choices": [{"message": {"content": ' + b"[" * 500 + b"]" * 500 + b"}}]}")
+@example(b'{"choices": [{"message": {"content": "0"}}], "usage": {"prompt_tokens": ' + b"9" * 5000 + b"}}")
+@example(b"\xef\xbb\xbf: x\n:y\n")
+def test_any_bytes_are_a_reply_or_a_fault(raw: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        read_completion(raw)
+
+
+@pytest.mark.parametrize("of", ["prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("count", [None, "30", -1, 0.5, 2**31, 10**400, True, [], {}])
+def test_a_count_that_is_none(of: str, count: Any) -> None:
+    """A count that is no number of tokens counts as not stated; the other one is kept."""
+    found = read_completion(
+        json.dumps(reply("0", usage={"prompt_tokens": 30, "completion_tokens": 2, of: count})).encode()
+    )
+    stated = {"prompt_tokens": found.prompt_tokens, "completion_tokens": found.completion_tokens}
+    assert stated == {"prompt_tokens": 30, "completion_tokens": 2} | {of: None}

@@ -1,0 +1,254 @@
+"""What a chat template writes for a call of a tool is read back as this call, in every published form."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from call_templates import CALLS, SINGLE, template
+from chats import save_byte_level, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oat.environments.tools import Tools
+from oat.errors import TemplateError
+from oat.text.calls import json_calls, template_calls
+from oat.text.renderer import Renderer
+from oat.types import Message
+
+MARKS = ("</tool_call>", "<tool_call>", "</parameter>", "</function>", "```", "<|call|>", "]", "}", '"', "\\")
+LITERALS = ("null", "3", "True", "[1]", "'")
+TAKES_TEXT = ("qwen 3", "deepseek 3", "phi 4 mini, text")
+"""The forms that take arguments as JSON text."""
+QUOTES = {"gemma 4": '<|"|>', "functiongemma": "<escape>"}
+"""The quotes of forms that have no escape for them."""
+
+WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\ufdd0\ufdd1"), max_size=6)
+PARTS = WORDS | st.sampled_from([*MARKS, *LITERALS, "\n", " "])
+TEXTS = st.lists(PARTS, max_size=4).map("".join)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from("ab"), part, max_size=2),
+    max_leaves=4,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {"text": TEXTS, "number": st.integers()},
+    optional={
+        "ratio": NUMBERS,
+        "flag": st.booleans(),
+        "items": st.lists(VALUES, max_size=3),
+        "more": st.dictionaries(st.sampled_from(["a", "ключ"]), VALUES, max_size=2),
+        "maybe": st.none() | st.integers(),
+    },
+)
+
+GOT: list[dict[str, Any]] = []
+
+
+def note(
+    text: str,
+    number: int,
+    ratio: float = 0.0,
+    flag: bool = False,
+    items: list[Any] = [],  # noqa: B006
+    more: dict[str, Any] = {},  # noqa: B006
+    maybe: int | None = 0,
+) -> str:
+    GOT.append({name: value for name, value in locals().items()})
+    return "noted"
+
+
+DEFAULTS = {"ratio": 0.0, "flag": False, "items": [], "more": {}, "maybe": 0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("calls")
+    return save_byte_level(folder, specials=["<|endoftext|>", "<u>", "<a>", "<e>"])
+
+
+@pytest.fixture(scope="module")
+def renderers(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
+    folder = tmp_path_factory.mktemp("templates")
+    return {form: Renderer(tokenizer, template=write(folder, template(form))) for form in CALLS}
+
+
+def called(*arguments: Any, name: str = "note", content: str = "") -> Message:
+    calls = [
+        {"id": f"callid{number:03}", "type": "function", "function": {"name": name, "arguments": each}}
+        for number, each in enumerate(arguments)
+    ]
+    return Message("assistant", content, {"tool_calls": calls})
+
+
+def is_told_apart(form: str, text: str) -> bool:
+    """Return True if a form writes a text in such a way that its end can be known."""
+    if form in QUOTES:
+        return QUOTES[form] not in text and "<" not in text
+    if form in ("qwen 3 coder", "seed", "glm", "minimax 2", "deepseek 3.2"):
+        framed = len(text) > 1 and text[0] == text[-1] == "\n"
+        return "</" not in text.replace("</tool_call>", "") and not (form == "seed" and framed)
+    return True
+
+
+def texts_in(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for key, part in value.items() for text in (key, *texts_in(part))]
+    return [text for part in value for text in texts_in(part)] if isinstance(value, list) else [str(value)]
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_a_written_call_is_read_back(renderers: dict[str, Renderer], form: str) -> None:
+    """Calls are recorded as objects or as OpenAI's JSON text. A template writes them, they become tokens, and
+    the tokens a text. The tools are called with the same arguments, of the same types."""
+    renderer, tools = renderers[form], Tools([note], most_characters=10_000)
+
+    @settings(derandomize=True, deadline=None, max_examples=8)
+    @given(st.lists(ARGUMENTS, min_size=1, max_size=1 if form in SINGLE else 2), st.booleans())
+    def check(arguments: list[dict[str, Any]], is_text: bool) -> None:
+        if not all(is_told_apart(form, text) for text in texts_in(arguments)):
+            return
+        recorded = [json.dumps(each) if is_text else each for each in arguments]
+        text = renderer.text(renderer.response(called(*recorded)))
+        GOT.clear()
+        answered = tools.answer(text)
+        assert answered is not None, text
+        assert answered.message.content == "\n".join(["noted"] * len(arguments)), text
+        assert repr(GOT) == repr([in_order({**DEFAULTS, **each}) for each in arguments]), text
+
+    check()
+
+
+def in_order(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: arguments[name] for name in ("text", "number", *DEFAULTS)}
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_the_two_forms_of_recorded_arguments_are_learned_alike(
+    renderers: dict[str, Renderer], form: str
+) -> None:
+    arguments = {"text": 'a "b"\n</tool_call>', "number": 3}
+    response = renderers[form].response
+    assert response(called(arguments)).tolist() == response(called(json.dumps(arguments))).tolist()
+    assert response(called({})).tolist() == response(called("")).tolist() == response(called("{}")).tolist()
+
+
+@pytest.mark.parametrize("form", [form for form in CALLS if form not in TAKES_TEXT])
+def test_arguments_that_are_no_object_are_refused(renderers: dict[str, Renderer], form: str) -> None:
+    """A template that takes objects would write another text as a text within JSON."""
+    for wrong in ("[1]", "3", "{", '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}', "x"):
+        with pytest.raises(TemplateError, match="a call of 'note' has the arguments"):
+            renderers[form].response(called(wrong))
+
+
+def test_calls_that_a_template_leaves_out_are_refused(tokenizer: Any, tmp_path: Path) -> None:
+    first = template("hermes").replace("for c in m.tool_calls", "for c in m.tool_calls[:1]")
+    renderer = Renderer(tokenizer, template=write(tmp_path, first))
+    assert "note" in renderer.text(renderer.response(called({})))
+    with pytest.raises(TemplateError, match="leaves out a call of 'note'"):
+        renderer.response(called({}, {}))
+    with pytest.raises(TemplateError, match="leaves out a call of 'note'"):
+        renderer.prompt([Message("user", "a"), called({}, {}), Message("tool", "b")])
+
+
+def test_a_template_that_names_calls_and_writes_none(tokenizer: Any, tmp_path: Path) -> None:
+    """DeepSeek R1's template writes calls beside a content that is null, which transformers makes a text."""
+    source = template("deepseek 3").replace("if m.tool_calls", "if m.tool_calls and m.content is none")
+    renderer = Renderer(tokenizer, template=write(tmp_path, source))
+    with pytest.raises(TemplateError, match="leaves out a call of 'note'"):
+        renderer.response(called({}, content="Let me see."))
+
+
+def test_calls_that_are_no_list_are_refused(renderers: dict[str, Renderer]) -> None:
+    with pytest.raises(TemplateError, match=r"`tool_calls` is '\[\]'"):
+        renderers["hermes"].response(Message("assistant", "a", {"tool_calls": "[]"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        # what models write around calls
+        ('<think>\nI call.\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n', {}),
+        ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>', {"a": "</tool_call>"}),
+        ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', {"a": "x\ny"}),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"a": 1}),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', {}),
+        ('<tool_call>{"name": "f", "parameters": {"a": "\\u00e9\\"{"}}</tool_call>', {"a": 'é"{'}),
+        ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {}}}</tool_call>', {}),
+        ('<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f '
+         '<|constrain|>json<|message|>{"a": 1}', {"a": 1}),
+        ("<tool_call>\n<function=f>\n<parameter=a>\nx </parameter> y\n</parameter>\n</function></tool_call>",
+         {"a": "x </parameter> y"}),
+        ("<tool_call>\n<function=f>\n</function>\n</tool_call>", {}),
+        ("<tool_call>f</tool_call>", {}),
+        ('{"name": "f", "parameters": {"a": 1}}', {"a": 1}),
+        (' {"type": "function", "name": "f", "parameters": {}}\n', {}),
+        ("Plan\nAction:```json\n[{\"tool_name\": \"f\", \"parameters\": {}}]\n```", {}),
+        ("<|tool_call_start|>[f(a='<|tool_call_end|>')]<|tool_call_end|>", {"a": "<|tool_call_end|>"}),
+        ("<function_calls>f(a=True)</function_calls>", {"a": True}),
+        ('<|tool_call>call:f{a:<|"|>x, y: {z}<|"|>,b:[1,{c:null}]}<tool_call|>',
+         {"a": "x, y: {z}", "b": [1, {"c": None}]}),
+        # what must not be taken for a call
+        ('The answer is {"name": "f", "arguments": {}}', None),
+        ('{"name": "f", "arguments": {}} is the call', None),
+        ('{"name": "f"}', None),
+        ('{"name": "f", "arguments": {}, "score": 1}', None),
+        ('[{"name": "f", "arguments": {}}]', None),
+        ("[f(a=1)]", None),
+        ("<function=f>", None),
+        ("<function=f><parameter=a>1", None),
+        ("<tool_call>f<arg_key>a</arg_key>", None),
+        ('<invoke name="f">', None),
+        ("<|tool_call_start|>[f(", None),
+        ("<|tool_call>call:f{a:1", None),
+    ],
+)  # fmt: skip
+def test_what_a_model_writes(text: str, read: dict[str, Any] | None) -> None:
+    calls = template_calls(text)
+    assert [(call.name, dict(call.arguments), call.fault) for call in calls if call.arguments != ""] == (
+        [] if read is None else [("f", read, "")]
+    )
+    assert len(calls) == (read is not None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}} and</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "a"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": []}</tool_call>',
+        "<tool_call>{'name': 'f'}</tool_call>",
+        "<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>",
+        "<function=f>x</function>",
+        "<function=f>{x}</function>",
+        "<|tool_call_start|>[f(1)]<|tool_call_end|>",
+        "<|tool_call_start|>[f(a=b)]<|tool_call_end|>",
+        "<|tool_call_start|>[f(a=open('x'))]<|tool_call_end|>",
+        "<|tool_call_start|>[f(**{'a': 1})]<|tool_call_end|>",
+        "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>",
+        "<|tool_call_start|>f<|tool_call_end|>",
+        "<|tool_call>call:f{a}<tool_call|>",
+        "<|tool_call>call:f{a:1 b:2}<tool_call|>",
+        "[TOOL_CALLS]f[ARGS]x",
+        "[TOOL_CALLS][1]",
+    ],
+)
+def test_a_call_that_cannot_be_read_says_so(text: str) -> None:
+    (call,) = template_calls(text)
+    assert call.fault
+
+
+def test_json_calls_reads_its_own_form_alone() -> None:
+    own, other = '<tool_call>{"name": "f"}</tool_call>', '{"name": "f", "arguments": {}}'
+    assert [call.name for call in json_calls(own + "[TOOL_CALLS]f[ARGS]{}")] == ["f"]
+    assert json_calls(other) == []
+    assert [call.fault != "" for call in json_calls("<tool_call>f</tool_call>")] == [True]
+
+
+def test_several_forms_are_read_in_the_order_of_the_text() -> None:
+    text = '<function=b>{}</function> <tool_call>{"name": "a"}</tool_call> [TOOL_CALLS]c[ARGS]{}'
+    assert [call.name for call in template_calls(text)] == ["b", "a", "c"]
