@@ -6,7 +6,7 @@ an earlier version computed wrongly is right in begun runs too. A difference tha
 setting (`EARLIER` of `config/stored.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,23 @@ class Change:
     is_kept: bool = False
 
 
-def _asks_a_judge(config: Config) -> bool:
+def _asks(config: Config, *oracles: str) -> bool:
+    """Return True if a configuration names one of these oracles, for training or for evaluations."""
     tree = dump(config)
     evaluation = tree["evaluation"] or {}
-    return any(map(_names_judge, (tree["oracle"], evaluation.get("oracle"), evaluation.get("gold"))))
+    sections = tree["oracle"], evaluation.get("oracle"), evaluation.get("gold")
+    return any(_names(section, oracles) for section in sections)
 
 
-def _names_judge(section: Any) -> bool:
-    """Return True if a section of an oracle, or a section within it, names the oracle `judge`."""
+def _names(section: Any, oracles: Collection[str]) -> bool:
+    """Return True if a section of an oracle, or a section within it, names one of these oracles."""
     if isinstance(section, Mapping):
-        return section.get("name") == "judge" or any(
-            not isinstance(value, str) and _names_judge(value) for value in section.values()
+        return section.get("name") in oracles or any(
+            not isinstance(value, str) and _names(value, oracles) for value in section.values()
         )
-    return section == "judge" or (isinstance(section, list | tuple) and any(map(_names_judge, section)))
+    if isinstance(section, list | tuple):
+        return any(_names(each, oracles) for each in section)
+    return section in oracles
 
 
 def _has_left_over_adapter(config: Config) -> bool:
@@ -70,7 +74,7 @@ CHANGES: tuple[Change, ...] = (
         "the oracle judge reads log-probabilities where the reply's text has the verdict, and gives no "
         "verdict if the two disagree; before, it could take another token for the verdict "
         "(docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
-        _asks_a_judge,
+        lambda config: _asks(config, "judge"),
     ),
     Change(
         "gradient_norm_in_float64",
@@ -110,6 +114,12 @@ CHANGES: tuple[Change, ...] = (
         "the arguments of tool calls in the data are written as the template takes them, where JSON text was "
         "encoded a second time",
         lambda config: config.render.template not in (None, "chatml"),
+    ),
+    Change(
+        "numbers_as_numbers",
+        "the rules exact_match and math compare a reference that is a number as a number (42.0 equals 42, "
+        "docs/oracles/rules.md); recorded answers stay, and are used again",
+        lambda config: _asks(config, "exact_match", "math"),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
