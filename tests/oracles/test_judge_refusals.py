@@ -98,7 +98,7 @@ def test_a_score_of_several_digits_needs_no_log_probabilities(judge: Callable[..
         assert not any("logprobs" in shown.body for shown in model.shown)
 
 
-@pytest.mark.sample("openrouter", "openai: quota", "anthropic", "an error within a reply", seconds=2.0)
+@pytest.mark.sample("openrouter", "openai: quota", "an error within a reply", seconds=2.0)
 @pytest.mark.parametrize("name", [*OF_ALL, "an error within a reply"])
 def test_an_error_that_all_would_meet_ends_the_run_to_be_continued(
     judge: Callable[..., Judge], name: str
@@ -117,7 +117,7 @@ def test_an_error_that_all_would_meet_ends_the_run_to_be_continued(
         is_open = False
         tickets, found = oracle.submit(asked), dict[str, Answer]()
         with pytest.raises(ClosedError, match="run the same command again") as raised:  # noqa: PT012
-            while True:
+            while len(found) < len(tickets):
                 found |= dict(oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0))
         assert isinstance(raised.value, OutageError)
         assert [answer.marks for answer in found.values()] in ([], [("ok",)])

@@ -128,7 +128,7 @@ def replies(draw: st.DrawFn) -> tuple[dict[str, Any], float, bool]:
     return reply(answer if is_apart else before + answer, tokens), share, 1.4 * p >= 0.5
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(replies())
 def test_any_cut_into_tokens_has_one_reading(drawn: tuple[dict[str, Any], float, bool]) -> None:
     """Wherever the bytes of a reply are cut into tokens, and whatever the thoughts before say: the reading is
@@ -186,7 +186,7 @@ def broken(draw: st.DrawFn) -> tuple[Any, bool]:
     return body, value > 0.5
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(broken())
 def test_a_broken_reply_has_its_verdict_or_none(drawn: tuple[Any, bool]) -> None:
     """Changed values of a reply make it unusable (a ValueError, which the client counts as a failed try), or

@@ -241,7 +241,7 @@ def test_a_deadline_ends_after_an_outage(
     )
 
 
-@pytest.mark.sample("judge-401", "mixture*", seconds=1.9)
+@pytest.mark.sample("judge-402", seconds=5.3)
 @pytest.mark.parametrize("status", [402, 401])
 @pytest.mark.parametrize("name", ["judge", "mixture"])
 def test_a_run_whose_credit_is_used_up_is_continued_by_the_same_command(

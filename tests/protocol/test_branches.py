@@ -332,7 +332,10 @@ def test_no_step_is_blank(text: str, ends: list[int]) -> None:
 def test_a_stop_string_may_begin_before_the_branch(bench: Bench) -> None:
     lm = load_lm(str(bench.folder / "model"))
     engine = TorchEngine(
-        {"sampler": lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: "".join(chr(97 + id) for id in ids)
+        {"sampler": lm},
+        num_tokens=16,
+        stop_ids=[1],
+        decode=lambda ids, after: "".join(chr(97 + id) for id in ids),
     )
     prompt = np.array([2, 3, 4], dtype=np.int32)
     (whole,) = engine.generate([Request(prompt, Sampling(4, 0.0), key=0)], "sampler")

@@ -27,7 +27,12 @@ SAMPLINGS = {
 KEYS = seeds.Seeds(11)
 
 
-DECODE = build_tokenizer().decode
+_TOKENIZER = build_tokenizer()
+
+
+def DECODE(ids, after=()):
+    """Decode ids with a tokenizer whose text does not depend on the ids before."""
+    return _TOKENIZER.decode(ids)
 
 
 def build_engine(lm, **options):

@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -371,7 +372,7 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
     t = config.tracking
     told = Told(
         home.directory / "environment.json",
-        lambda: {**environment_of(config.seed), "changes": known_changes()},
+        partial(_environment, config.seed),
         run_inputs.inputs,
         OwnFiles(run_inputs.known, run_inputs.roles),
     )
@@ -384,6 +385,11 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
         sinks=sinks,
         standing=home.standing,
     )
+
+
+def _environment(seed: int) -> dict[str, Any]:
+    """Return the entry of this process for `environment.json`."""
+    return {**environment_of(seed), "changes": known_changes()}
 
 
 def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:

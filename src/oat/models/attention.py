@@ -405,7 +405,7 @@ def attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name, given in kwargs.items():
         # for example `s_aux` (sinks) or `indices` (the tokens that sparse attention chooses)
-        is_unknown = isinstance(given, Tensor) and name != "position_ids"
+        is_unknown = isinstance(given, Tensor) and name not in ("position_ids", "cache_position")
         if is_unknown or (name == "softcap" and given is not None):
             raise ModelError(
                 f"its attention has `{name}`, which is not done here; give a plain attention model"

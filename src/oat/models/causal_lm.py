@@ -101,18 +101,36 @@ class CausalLM:
           attention up to this length.
         * With the position encoding "longrope", the length above which the encoding would change for tokens
           that are already in the KV cache.
+
+        Raises:
+            ModelError: the layers have different limits.
         """
         config = self.module.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)
-        limits = [getattr(config, "max_position_embeddings", None)]
+        limits = [self._limit("max_position_embeddings")]
         if layer_types is None or "sliding_attention" in layer_types:
-            limits.append(getattr(config, "sliding_window", None))
+            limits.append(self._limit("sliding_window"))
         if layer_types is not None and "chunked_attention" in layer_types:
-            limits.append(config.attention_chunk_size)
+            limits.append(self._limit("attention_chunk_size"))
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
             limits.append(rope.get("original_max_position_embeddings"))
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def _limit(self, name: str) -> int | None:
+        """Return a field of the configuration that limits the context; None if there is none.
+
+        Raises:
+            ModelError: the field differs from layer to layer.
+        """
+        try:
+            limit: int | None = getattr(self.module.config.get_text_config(), name, None)
+        except RuntimeError as error:
+            raise ModelError(
+                f"the layers of this {self.model_type} differ in `{name}`, which is not done here; give "
+                "another model"
+            ) from error
+        return limit
 
     def hidden(
         self,

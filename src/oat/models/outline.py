@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from oat.config.settings import ModelConfig
+from oat.errors import ModelError
 from oat.files import located, seen
 from oat.models.attention import NAME
 from oat.models.causal_lm import CausalLM
@@ -26,6 +27,7 @@ from oat.models.compatibility import LIBRARY_ERRORS, check_outlined_head
 from oat.models.linear import use_fast_matmul
 from oat.models.loading import DTYPES, causal_config, module_from_files, refusing
 from oat.models.lora import load_model
+from oat.models.outline_errors import reason_of
 from oat.models.weight_files import described
 
 
@@ -91,20 +93,25 @@ def _outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
     with refusing("model", path):
         held = described(path) if os.path.isdir(seen(path)) else None
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": attention}
+        module, failed = None, ""
         if held is not None and importlib.util.find_spec("accelerate"):
-            options |= {"device_map": "meta", "state_dict": held}
-            module = module_from_files(None, path, config, needs_head=needs_head, **options)
-        else:
+            of_files = {**options, "device_map": "meta", "state_dict": held}
+            try:
+                module = module_from_files(None, path, config, needs_head=needs_head, **of_files)
+            except ModelError:
+                raise
+            except LIBRARY_ERRORS as error:  # the weights may need values when they are put together
+                failed = reason_of(error)
+        if module is None:
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
         with suppress(OSError):  # without the file, the model's own configuration applies
             module.generation_config = GenerationConfig.from_pretrained(located(path))
         lm = CausalLM(module.eval(), takes_layouts=attention == "sdpa")
         check_outlined_head(lm, path)
+        lm.unknown = lm.unknown or failed
         if lm.takes_layouts:
-            with suppress(
-                *LIBRARY_ERRORS
-            ):  # a loaded model then keeps its own attention too (`give_layouts`)
+            with suppress(*LIBRARY_ERRORS):  # then a loaded model keeps its own attention too
                 module.set_attn_implementation(NAME)
         use_fast_matmul(module)
     return lm

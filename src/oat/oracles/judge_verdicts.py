@@ -43,12 +43,17 @@ _SCORE_LABEL = (
 )
 _SCORE = re.compile(
     rf"(?P<lead>{_LEAD}{_SCORE_LABEL}{_LEAD})(?P<value>[+-]?\d+(?:\.\d+)?)(?![A-Za-z0-9]|[.,:]\d|\s\d)"
-    r"""(?:["'`*_)\]\s]*(?:/|\bout\s+of\b|\bof\b)["'`*_(\[\s]*(?P<most>\d+(?:\.\d+)?)(?![A-Za-z0-9]|[.,:/]\d))?""",
+    r"""(?:["'`*_()\[\]\s]*(?:/|\bout\s+of\b|\bof\b)["'`*_(\[\s]*(?P<most>\d+(?:\.\d+)?)(?![A-Za-z0-9]|[.,:/]\d))?""",
     re.IGNORECASE,
 )
-_RANGE = re.compile(r"(?:[-–—~/,]|to\b|or\b|and\b|vs\b|versus\b)\s*[+-]?\d", re.IGNORECASE)
-_AGAINST = re.compile(r"\b(?:worse|not|neither|nor|less|loses?|inferior|wrong)\b|n't\b|n’t\b", re.IGNORECASE)
-"""Words after a verdict that may turn it round, as in "0 is worse"."""
+_RANGE = re.compile(r"(?:[-–—~/,…±]|to\b|or\b|and\b|vs\b|versus\b)\s*[+-]?\d", re.IGNORECASE)
+_AGAINST = re.compile(
+    r"\b(?:worse|not|neither|nor|less|loses?|inferior|wrong)\b|n't\b|n’t\b|\?", re.IGNORECASE
+)
+"""What may turn the verdict round that comes before, as in "0 is worse"."""
+_ITEM = re.compile(r"^\W{0,8}\d", re.MULTILINE)
+_AMOUNT = re.compile(r"(?:%|=|/|points?\b|stars?\b|of\b|out\b)", re.IGNORECASE)
+"""What makes the number that comes before an amount, as in "1 of 2"."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,10 @@ def verdict_in(text: str, verdicts: Sequence[str], is_cut: bool = False) -> Foun
     line, _, later = rest.partition("\n")
     tail = line[len(_close(line)) :].strip()
     others = "|".join(re.escape(each) for each in verdicts if each != value)
-    is_listed = value.isdigit() and _is_item(found["lead"], line)
-    if _is_unfinished(found["lead"], rest, is_cut) or (tail and (is_listed or _AGAINST.search(tail))):
+    is_listed = _is_item(found["lead"], line)
+    if _is_unfinished(found["lead"], rest, is_cut) or _is_list(found["lead"], line, later):
+        return None
+    if tail and value.isdigit() and (is_listed or _AGAINST.search(tail) or _AMOUNT.match(tail)):
         return None
     if tail and (
         re.search(rf"(?<![\w.])(?:{others})(?!\w|\.\d)", tail)
@@ -152,7 +159,9 @@ def score_in(text: str, low: float, high: float, is_cut: bool = False) -> Found[
         or _RANGE.match(line.lstrip(" \t"))
         or _is_unfinished(found["lead"], rest, is_cut)
         or (is_cut and not rest.strip() and (is_part or _may_go_on(found["value"], low, high)))
-        or (found["value"] in ("0", "1") and tail and re.search(r"^\W{0,8}\d", later, re.MULTILINE))
+        or "?" in tail
+        or (found["value"] in ("0", "1") and tail and _ITEM.search(later))
+        or (found["value"] in ("0", "1") and not is_part and _is_list(found["lead"], line, later))
     ):
         return None
     return Found(score, places[found.start("value")], places[found.end("value") - 1] + 1)
@@ -234,6 +243,11 @@ def _close(line: str) -> str:
 def _is_item(lead: str, line: str) -> bool:
     """Return True if a digit before `line` may be the number of an item, as in "1. Some text"."""
     return _numbers(lead, _close(line)) or bool(re.match(r"\s*[-–—]\s", line[len(_close(line)) :]))
+
+
+def _is_list(lead: str, line: str, later: str) -> bool:
+    """Return True if a number before `line` has the punctuation of an item, and a later line has a number."""
+    return _numbers(lead, _close(line)) and bool(_ITEM.search(later))
 
 
 def _numbers(lead: str, close: str) -> bool:

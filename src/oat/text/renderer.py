@@ -128,8 +128,7 @@ class Renderer:
                 "template"
             )
         self._chat = None
-        ends_text = tokenizer.eos_token or ""
-        self._turn = Turn(tokenizer.eos_token_id, ends_text, ends_text)
+        self._turn = Turn(tokenizer.eos_token_id, tokenizer.eos_token or "", tokenizer.eos_token or "")
         if self.template is not None:
             self._chat = ChatTemplate(tokenizer, self._joiner, self.source)
             if template == "chatml":

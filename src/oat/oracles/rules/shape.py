@@ -22,7 +22,7 @@ _TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")
 class _Shaped(CallableOracle):
     """A rule about the form of a response.
 
-    If the prompt ends with tags that the form names, they belong to the response: some templates open
+    If the prompt ends with opening tags that the form names, they belong to the response: some templates open
     `<think>` in the prompt, and the model goes on from there. The rule then reads these tags and the
     response.
 
@@ -57,7 +57,7 @@ class _Shaped(CallableOracle):
 
     def _begun(self, before: str) -> str:
         found = self._opened and self._opened.search(before)
-        return found[0] if found else ""
+        return "" if not found or "</" in found[0] else found[0]
 
 
 class RegexRule(_Shaped):
