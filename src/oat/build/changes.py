@@ -6,7 +6,7 @@ an earlier version computed wrongly is right in begun runs too. A difference tha
 setting (`EARLIER` of `config/stored.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ from typing import Any
 from oat.build.oracles import shows_groups
 from oat.config.load import dump
 from oat.config.settings import Config
+from oat.errors import OatError
 from oat.models.beside import has_left_over_adapter
+from oat.models.loading import load_tokenizer
 from oat.rundir.provenance import entries
+from oat.text.decoding import Decoder
+from oat.text.encoding import Encoder
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,34 @@ class Change:
 
 
 def _asks_a_judge(config: Config) -> bool:
+    return any(_names(oracle, ("judge",)) for oracle in _oracles(config))
+
+
+def _oracles(config: Config) -> Iterator[Any]:
+    """Yield the sections of the oracles, as plain data; None for one that is not set."""
     tree = dump(config)
     evaluation = tree["evaluation"] or {}
-    return any(map(_names_judge, (tree["oracle"], evaluation.get("oracle"), evaluation.get("gold"))))
+    yield from (tree["oracle"], evaluation.get("oracle"), evaluation.get("gold"))
 
 
-def _names_judge(section: Any) -> bool:
-    """Return True if a section of an oracle, or a section within it, names the oracle `judge`."""
+def _names(section: Any, oracles: Collection[str]) -> bool:
+    """Return True if a section of an oracle, or a section within it, names one of these oracles."""
     if isinstance(section, Mapping):
-        return section.get("name") == "judge" or any(
-            not isinstance(value, str) and _names_judge(value) for value in section.values()
+        return section.get("name") in oracles or any(
+            not isinstance(value, str) and _names(value, oracles) for value in section.values()
         )
-    return section == "judge" or (isinstance(section, list | tuple) and any(map(_names_judge, section)))
+    if isinstance(section, list | tuple):
+        return any(_names(each, oracles) for each in section)
+    return section in oracles
+
+
+def _has_marked_beginnings(config: Config) -> bool:
+    """Return True if the policy's tokenizer puts a blank before every text."""
+    try:
+        tokenizer = load_tokenizer(config.model.path)
+    except OatError:  # what is wrong with it is said where it is needed
+        return False
+    return Decoder(tokenizer, Encoder(tokenizer)).knows_place
 
 
 def _has_left_over_adapter(config: Config) -> bool:
@@ -110,6 +130,19 @@ CHANGES: tuple[Change, ...] = (
         "the arguments of tool calls in the data are written as the template takes them, where JSON text was "
         "encoded a second time",
         lambda config: config.render.template not in (None, "chatml"),
+    ),
+    Change(
+        "texts_in_pieces",
+        "a text behind another one is encoded as in the whole text; before, the tokenizer of this model put "
+        "a blank between a prompt and its recorded response, and sampled texts lost the blank at their "
+        "beginning",
+        _has_marked_beginnings,
+    ),
+    Change(
+        "opened_tags",
+        "the oracles format and regex read the tags, such as <think>, that the prompt opens before the "
+        "response, if they name them",
+        lambda config: any(_names(oracle, ("format", "regex")) for oracle in _oracles(config)),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
