@@ -57,6 +57,9 @@ def test_csv_gives_the_same_prompts(tmp_path):
             "csv:4: expected UTF-8, got byte 0xff at 2; save the file as UTF-8",
         ),
         ("prompt\na\n".encode("utf-16"), "csv:1: expected UTF-8, got byte 0xff at 0"),
+        (b"prompt\tanswer\na\tb\n", r"csv:1: .*TSV"),
+        (b"prompt\tanswer, right\na\tb, c\n", r"csv:1: .*TSV"),
+        (b"prompt;answer\na;b\n", "csv:1: .*semicolons"),
         (b"prompt\n", "empty file"),
         (b"", "empty file"),
         (b"words\na\n", "csv:2: field 'prompt'.*got the columns 'words'.*valid: words"),
@@ -67,6 +70,45 @@ def test_malformed_csv(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["data.tsv", "data.TSV", "data.tab", "data.txt", "data.jsonl", "data.json", "data"]
+)
+def test_a_tsv_file_is_named_as_such(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"prompt\tanswer\nwhat is 1+1?\t2\n")
+    with pytest.raises(DataError, match="TSV"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.txt"])
+@pytest.mark.parametrize(
+    "content",
+    [b'{"prompt": "a"}\r{"prompt": "b"}\r', b'\xef\xbb\xbf{"prompt": "a"}\r\r{"prompt": "b"}', b"a\rb\r"],
+)
+def test_lines_that_end_in_a_carriage_return_alone_are_named_as_such(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"carriage return alone \(CR\)"):
+        read(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_csv_file_may_have_any_line_ends(tmp_path, end):
+    path = tmp_path / "data.csv"
+    path.write_bytes(end.join(["prompt,answer", "a,1", '"b, c",2', ""]).encode())
+    prompts = read(path)
+    assert [(prompt.messages[0].content, prompt.columns["answer"]) for prompt in prompts] == [
+        ("a", "1"),
+        ("b, c", "2"),
+    ]
+
+
+def test_a_carriage_return_is_a_blank_of_json(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt":\r"a"}\r\n{"prompt":\t"b"}\n')
+    assert [prompt.messages[0].content for prompt in read(path)] == ["a", "b"]
 
 
 def test_a_parquet_file_that_is_none(tmp_path):

@@ -41,15 +41,12 @@ class Change:
     is_kept: bool = False
 
 
-def _asks_a_judge(config: Config) -> bool:
-    return any(_names(oracle, ("judge",)) for oracle in _oracles(config))
-
-
-def _oracles(config: Config) -> Iterator[Any]:
-    """Yield the sections of the oracles, as plain data; None for one that is not set."""
+def _asks(config: Config, *oracles: str) -> bool:
+    """Return True if a configuration names one of these oracles, for training or for evaluations."""
     tree = dump(config)
     evaluation = tree["evaluation"] or {}
-    yield from (tree["oracle"], evaluation.get("oracle"), evaluation.get("gold"))
+    sections = tree["oracle"], evaluation.get("oracle"), evaluation.get("gold")
+    return any(_names(section, oracles) for section in sections)
 
 
 def _names(section: Any, oracles: Collection[str]) -> bool:
@@ -90,7 +87,7 @@ CHANGES: tuple[Change, ...] = (
         "the oracle judge reads log-probabilities where the reply's text has the verdict, and gives no "
         "verdict if the two disagree; before, it could take another token for the verdict "
         "(docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
-        _asks_a_judge,
+        lambda config: _asks(config, "judge"),
     ),
     Change(
         "gradient_norm_in_float64",
@@ -142,7 +139,13 @@ CHANGES: tuple[Change, ...] = (
         "opened_tags",
         "the oracles format and regex read the tags, such as <think>, that the prompt opens before the "
         "response, if they name them",
-        lambda config: any(_names(oracle, ("format", "regex")) for oracle in _oracles(config)),
+        lambda config: _asks(config, "format", "regex"),
+    ),
+    Change(
+        "numbers_as_numbers",
+        "the rules exact_match and math compare a reference that is a number as a number (42.0 equals 42, "
+        "docs/oracles/rules.md); recorded answers stay, and are used again",
+        lambda config: _asks(config, "exact_match", "math"),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""

@@ -14,7 +14,8 @@ messages show.
 | an iterable, a function, or a dict of iterables by split | given from Python | number, from 1 |
 
 A byte-order mark, CRLF and blank lines are accepted. A function has no arguments and must return the same
-records at every call. Packed files, such as gz and zip, are refused.
+records at every call. Packed files, such as gz and zip, are refused, and so are
+TSV files.
 
 Code that comes with a dataset is never run: `datasets` stopped running it in version 4.0, and older versions
 are refused.
@@ -114,6 +115,11 @@ def open_records(
         raise DataError(
             f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name "
             "what was in it"
+        )
+    if path.suffix.lower() in (".tsv", ".tab"):
+        raise DataError(
+            f"{path}: expected a file of records, got values separated by tabs (TSV); save the file as "
+            "JSONL, CSV or Parquet"
         )
     if path.suffix.lower() == ".parquet":
         return _Spooled(_parquet(path), given, folder, seen(path))

@@ -83,6 +83,7 @@ class Csv(Jsonl):
             for _, row, names in islice(values, 1):
                 if isinstance(names, DataError):
                     raise names
+                _refuse_other_separators(names, f"{self.path}:{row}")
                 check_columns(names, f"{self.path}:{row}")
                 self._names = names
             for start, row, record in values:
@@ -156,6 +157,17 @@ class _Lines:
             raise _no_utf8(f"{self.path}:{self.row}", line[error.start], error.start) from None
 
 
+def _refuse_other_separators(names: Sequence[str], where: str) -> None:
+    """Raise a DataError if the names of a CSV file's columns are separated by tabs or semicolons."""
+    is_tsv = any("\t" in name for name in names)
+    if is_tsv or (len(names) == 1 and ";" in names[0]):
+        what = "tabs (TSV)" if is_tsv else "semicolons"
+        raise DataError(
+            f"{where}: expected column names separated by commas, got {what}; save the file as "
+            "CSV with commas"
+        )
+
+
 def is_array(path: Path) -> bool:
     """Return True if a file is one JSON array: its name ends in `.json`, and its content begins with `[`.
 
@@ -195,9 +207,21 @@ def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a
     except UnicodeDecodeError as error:
         return _no_utf8(where, text[error.start], error.start)
     except (ValueError, RecursionError) as error:
-        return DataError(
-            f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew"
+        got, advice = _known_format(text) or (f"invalid JSON ({error})", "mend it, or write the records anew")
+        return DataError(f"{where}: expected {expected}, got {got}; {advice}")
+
+
+def _known_format(text: bytes) -> tuple[str, str] | None:
+    """Return what a text is that is no JSON, and what to do; None if it has no form that is known."""
+    stripped = text.strip()
+    if b"\r" in stripped and b"\n" not in stripped:
+        return (
+            "lines that end in a carriage return alone (CR), as on old Macs",
+            "save the file with the line ends of Unix (LF)",
         )
+    if b"\t" in stripped and not stripped.startswith((b"{", b"[")):
+        return "values separated by tabs (TSV)", "save the file as JSONL, CSV or Parquet"
+    return None
 
 
 def _no_constant(name: str) -> None:
