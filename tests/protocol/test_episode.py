@@ -75,7 +75,7 @@ def test_episodes_have_two_turns_and_their_own_reward(bench: Bench, run: Path) -
                     assert row.segments[2].mask is None
                 responses = [segment for segment in row.segments if segment.author == "model"]
                 kept = [[i for i in each.ids if i not in STOP] for each in responses]
-                texts = [tokenizer.decode(ids) for ids in kept]
+                texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in kept]
                 assert [each.reward for each in responses] == [turn_reward(text, digit) for text in texts]
                 assert [s.reward for s in row.segments if s.author == "context"] == [None] * len(responses)
                 assert row.reward == value == straight.added(turn_reward(text, digit) for text in texts)
@@ -90,7 +90,7 @@ def expected_turns(tokenizer: Any, episode: Trajectory) -> list[dict[str, Any]] 
     def text(turn: Segment) -> str:
         if turn.author == "context":
             return tokenizer.decode(turn.ids)
-        return tokenizer.decode([i for i in turn.ids if i not in STOP])
+        return tokenizer.decode([i for i in turn.ids if i not in STOP], skip_special_tokens=True)
 
     turns = [
         {"author": turn.author, "text": text(turn), "reward": turn.reward} for turn in episode.segments[1:]
