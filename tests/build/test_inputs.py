@@ -82,8 +82,8 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
         ["tokenizer.json: added_tokens.a."],
     ),
     "the token that ends a text": (
-        lambda model: edit(model / "tokenizer_config.json", eos_token="¤"),
-        ['tokenizer_config.json: eos_token was "<eos>" and is "¤"'],
+        lambda model: edit(model / "tokenizer_config.json", eos_token="<pad>"),
+        ['tokenizer_config.json: eos_token was "<eos>" and is "<pad>"'],
     ),
     "the chat template": (
         lambda model: edit(model / "tokenizer_config.json", chat_template=TEMPLATE + " "),

@@ -1,6 +1,7 @@
 """The estimate of `oat check --memory` is compared with the peak of real runs, and the command's output is
 checked."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,30 @@ def test_an_evaluation_is_in_the_estimate(world: World, tmp_path: Path) -> None:
     )
     assert many.parts["keys and values"] > few.parts["keys and values"]
     assert many.phases["sampling"] == few.phases["sampling"]
+
+
+FORKED = """
+import os, sys
+import torch
+from oat.cli import main
+
+assert main(["check", "--memory", sys.argv[1]]) == 0
+child = os.fork()
+if child == 0:
+    torch.ones(1, requires_grad=True).sum().backward()
+    os._exit(7)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow(
+    instead="the tests that train in a forked child, where torch is a build for CUDA", seconds=4
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="autograd has a thread for the CUDA device here")
+def test_children_can_compute_gradients_after_an_estimate(world: World, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKED, str(world.config("dpo", tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
 
 
 def test_oat_check(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,7 @@ class Place:
         self.config = around / "mine.yaml"
         tree = world.tree("dpo", self.folder, {"evaluation": None, "stop.max_steps": 1})
         self.text = yaml.safe_dump(tree, sort_keys=False)
+        self.evaluated = ("--evaluation.path", world.folder / "held_out.jsonl", "--evaluation.max_prompts", 2)
 
     def fill(self, entries: dict[str, str]) -> None:
         shutil.rmtree(self.around, ignore_errors=True)
@@ -114,6 +115,12 @@ COMMANDS: dict[str, tuple[list[str], Command]] = {
     "check": (RUN_NAMES, lambda p, _: oat("check", p.config)),
     "fork": (RUN_NAMES, lambda p, _: oat("train", p.config, "--from", p.run_dir)),
     "Trainer": (RUN_NAMES, lambda p, _: p.from_python()),
+    "eval": (RUN_NAMES, lambda p, _: oat("eval", p.config, *p.evaluated)),
+    "compare": (RUN_NAMES, lambda p, _: oat("eval", p.config, "--against", p.run_dir, *p.evaluated)),
+    "features": (
+        RUN_NAMES,
+        lambda p, _: oat("features", p.config, "--prompts", "8", "--explorer.name", "ensemble"),
+    ),
     "export": (EXPORT_NAMES, lambda p, _: oat("export", p.run_dir, p.folder)),
     "quickstart": (QUICKSTART, lambda p, _: oat("quickstart", "--out", p.folder)),
     "generate": (
@@ -130,6 +137,10 @@ COMMANDS: dict[str, tuple[list[str], Command]] = {
 }
 """For each command, the names that it writes itself, and a call of it. It is told to write into the folder,
 or to the first of the user's files."""
+
+
+LONG = {"eval", "compare", "features", "export"}
+"""The commands that are not refused, or not always, and take time."""
 
 
 def drawn(command: str) -> st.SearchStrategy[dict[str, str]]:
@@ -155,7 +166,7 @@ def test_no_command_changes_a_users_files(world: World, run_dir: Path, tmp_path:
     @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def holds(data: st.DataObject) -> None:
-        command = data.draw(st.sampled_from(sorted({*COMMANDS} - {"export"})))
+        command = data.draw(st.sampled_from(sorted({*COMMANDS} - LONG)))
         leaves_all(Place(world, run_dir, tmp_path / "around"), command, data.draw(drawn(command)))
 
     holds()
@@ -166,7 +177,9 @@ def test_no_command_changes_a_users_files(world: World, run_dir: Path, tmp_path:
 def test_no_command_changes_a_users_files_in_many_folders(
     world: World, run_dir: Path, tmp_path: Path, command: str
 ) -> None:
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=20 if command in LONG else 150, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     @given(entries=drawn(command))
     def holds(entries: dict[str, str]) -> None:
         leaves_all(Place(world, run_dir, tmp_path / "around"), command, entries)

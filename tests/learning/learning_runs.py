@@ -20,6 +20,7 @@ CONFIG = """
 run_dir: {root}/run
 model: {{path: {root}/model}}
 prompts: {{path: {root}/{prompts}}}
+render: {{special_tokens: drop}}  # the random model often writes its padding token
 sampling: {{max_new_tokens: 4}}
 engine: {{name: torch, max_rows: 256}}
 oracle: {{name: {oracle}}}
@@ -37,10 +38,10 @@ stop: {{max_steps: 14}}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("learning")
-    characters = ["¤", "<eos>", *"0123456789abcdef"]
-    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="¤"))
+    characters = ["<pad>", "<eos>", *"0123456789abcdef"]
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="¤", eos_token="<eos>").save_pretrained(
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(
         root / "model"
     )
     torch.manual_seed(0)

@@ -186,7 +186,7 @@ def test_a_killed_run_goes_on_with_the_same_frozen_tensors(
     for other in ("[]", "[model.layers.0.*]"):
         assert oat("train", config, "--model.frozen", other) == 2
         assert "model.frozen" in capsys.readouterr().err
-    assert export_run(tmp_path / "broken" / "grpo", tmp_path / "out") == 4
+    assert export_run(tmp_path / "broken" / "grpo", tmp_path / "out").step == 4
 
 
 @pytest.mark.slow(instead="test_a_killed_run_goes_on_with_the_same_frozen_tensors", seconds=1.2)

@@ -93,6 +93,8 @@ class World:
             "run_dir": str(run_dir),
             "model": {"path": str(self.folder / "model")},
             "prompts": {"path": str(self.folder / "train.jsonl"), "reference_key": "answer"},
+            # the random model often writes its padding token, whose name has an "a" that rewards would count
+            "render": {"special_tokens": "drop"},
             "sampling": {"max_new_tokens": 4},
             "oracle": {"name": self.oracle},
             "algorithm": {"name": algorithm, "prompts": 4, "samples": 2 if algorithm == "dpo" else 3},
@@ -128,16 +130,16 @@ def make_model(
     folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET
 ) -> None:
     """Write a Llama and a tokenizer that reads one token per character. A longer token can only be
-    sampled. So can "¤", which pads: texts have it where it was sampled."""
+    sampled."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocabulary = {token: id for id, token in enumerate(["¤", "<eos>", *tokens])}
-    built = Tokenizer(models.WordLevel(vocabulary, unk_token="¤"))
+    vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *tokens])}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     built.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="¤", eos_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(seed)
     shape = {
         "hidden_size": hidden,

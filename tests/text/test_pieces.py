@@ -14,6 +14,7 @@ from tokenizers_of_all_kinds import BLANK, KINDS, LOSSY, SPECIALS, save_kind
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from oat.errors import TemplateError
+from oat.text.changed_texts import changed_texts
 from oat.text.renderer import Renderer
 from oat.types import Message
 
@@ -239,6 +240,22 @@ def test_a_reward_model_without_a_template_reads_the_whole_text(
     assert renderer.whole([user("the sky is")], " blue").tolist() == [*whole, tokenizer.eos_token_id]
     inner = renderer.within([user("the sky is")], " blue")
     assert [*tokenizer("the sky is")["input_ids"], *inner.tolist()] == whole
+
+
+def test_a_tokenizer_that_changes_texts_is_known(kinds: dict[str, PreTrainedTokenizerFast]) -> None:
+    """Those that keep every text are not named, apart from what loses the blank at a beginning, or composes
+    characters."""
+    changed = {name: [text for text, _ in changed_texts(tokenizer)] for name, tokenizer in kinds.items()}
+    assert {name for name in KINDS if changed[name] not in ([], [" a"], ["café e\u0301"])} == set()
+    assert [name for name in KINDS if changed[name] == [" a"]] == [
+        "Metaspace always",
+        "Metaspace first",
+        "Metaspace first, split",
+    ]
+    assert all(len(changed[name]) > 1 for name in LOSSY)
+    for name, tokenizer in kinds.items():
+        for text in changed[name]:
+            assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) != text
 
 
 @pytest.mark.parametrize("name", ["stories260k", "tinystories656k"])

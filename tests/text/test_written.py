@@ -106,6 +106,14 @@ def test_a_reward_gets_what_the_model_wrote(model: Path, tmp_path: Path, special
     assert stored["render"]["special_tokens"] == (special or "keep")
 
 
+def test_a_check_names_what_the_tokenizer_changes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oat("check", config_of(model, tmp_path, False)) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.split()[:1] == ["tokenizer"])
+    assert "' a' becomes 'a'" in line
+
+
 def test_generated_texts_are_what_the_model_wrote(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     command = ("generate", model, "--prompts", model / "prompts.jsonl", "--n", 16, "--max-new-tokens", 6)

@@ -178,3 +178,31 @@ def test_without_the_library(
         in capsys.readouterr().err
     )
     assert not (tmp_path / "dpo").exists()
+
+
+@needs_library
+def test_files_of_another_program_stay(tmp_path: Path) -> None:
+    """The sink deletes its own files only. An earlier version gave them no ending: there, all are its own."""
+    from oat.tracking.base import Opening
+    from oat.tracking.tensorboard import TensorBoard
+
+    folder = tmp_path / "tensorboard"
+    folder.mkdir()
+    foreign = folder / "events.out.tfevents.1.mine"
+    foreign.write_bytes(b"mine")
+
+    def opened(id: str | None) -> tuple[str, set[str]]:
+        sink = TensorBoard()
+        found = sink.open(Opening(tmp_path, {}, id))
+        sink.close()
+        return found, {file.name for file in folder.iterdir()} - {foreign.name}
+
+    id, first = opened(None)
+    _, second = opened(id)
+    assert len(first) == len(second) == 1
+    assert first.isdisjoint(second)
+    assert foreign.read_bytes() == b"mine"
+    (tmp_path / "sinks").mkdir()
+    (tmp_path / "sinks" / "tensorboard.json").touch()
+    opened(None)
+    assert not foreign.exists()

@@ -14,8 +14,12 @@ from typing import Any
 from oat.build.oracles import shows_groups
 from oat.config.load import dump
 from oat.config.settings import Config
+from oat.errors import OatError
 from oat.models.beside import has_left_over_adapter
+from oat.models.loading import load_tokenizer
 from oat.rundir.provenance import entries
+from oat.text.decoding import Decoder
+from oat.text.encoding import Encoder
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,15 @@ def _names(section: Any, oracles: Collection[str]) -> bool:
     if isinstance(section, list | tuple):
         return any(_names(each, oracles) for each in section)
     return section in oracles
+
+
+def _has_marked_beginnings(config: Config) -> bool:
+    """Return True if the policy's tokenizer puts a blank before every text."""
+    try:
+        tokenizer = load_tokenizer(config.model.path)
+    except OatError:  # what is wrong with it is said where it is needed
+        return False
+    return Decoder(tokenizer, Encoder(tokenizer)).knows_place
 
 
 def _has_left_over_adapter(config: Config) -> bool:
@@ -114,6 +127,19 @@ CHANGES: tuple[Change, ...] = (
         "the arguments of tool calls in the data are written as the template takes them, where JSON text was "
         "encoded a second time",
         lambda config: config.render.template not in (None, "chatml"),
+    ),
+    Change(
+        "texts_in_pieces",
+        "a text behind another one is encoded as in the whole text; before, the tokenizer of this model put "
+        "a blank between a prompt and its recorded response, and sampled texts lost the blank at their "
+        "beginning",
+        _has_marked_beginnings,
+    ),
+    Change(
+        "opened_tags",
+        "the oracles format and regex read the tags, such as <think>, that the prompt opens before the "
+        "response, if they name them",
+        lambda config: _asks(config, "format", "regex"),
     ),
     Change(
         "numbers_as_numbers",

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
@@ -34,7 +33,7 @@ from oat.config.settings import Config
 from oat.engines.kind import EngineMemory, Load
 from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
-from oat.learner.limits import LiveBytes, row_of
+from oat.learner.limits import LiveBytes, row_of, without_memory
 from oat.models.causal_lm import CausalLM
 from oat.models.outline_errors import outlining
 from oat.seeds import Seeds
@@ -129,7 +128,7 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
         NotOutlinedError: the models' code cannot be imitated without weights.
         ConfigError, ModelError: a part cannot be made as configured.
     """
-    with outlining(), FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+    with outlining(), without_memory() as live:
         run = _imitated(resolved)
         learned = sum(
             parameter.nbytes

@@ -7,8 +7,6 @@ and what it writes into checkpoints.
 
 from dataclasses import dataclass
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from oat.build.arithmetic import Lines
 from oat.build.engine import make_sampling
 from oat.build.ensemble import make_ensemble, make_features
@@ -30,7 +28,7 @@ from oat.config.compute_settings import ComputeConfig
 from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError
-from oat.learner.limits import GB, LiveBytes
+from oat.learner.limits import GB, without_memory
 from oat.models.causal_lm import CausalLM
 from oat.models.outline_errors import NotOutlinedError, not_estimated, outlining
 from oat.runtime.transfer import BUCKET_BYTES
@@ -130,7 +128,7 @@ def needs_of(resolved: Resolved, lengths: Lengths, learner: Estimate | None = No
         NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
     """
     config, learner = resolved.config, learner or estimate(resolved, lengths)
-    with outlining(), FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
+    with outlining(), without_memory():
         policy = load_models(config, (), Seeds(config.seed), resolved.outlines.fake)["policy"]
         stored = _copies(config) * sent_bytes(resolved, policy)
         fetched = _fetched(resolved, policy, learner.state) if config.compute.learner == "actor" else 0
@@ -179,7 +177,7 @@ def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
     """
     config, seeds, load = resolved.config, Seeds(resolved.config.seed), resolved.outlines.fake
     memory = resolved.engine.memory
-    with outlining(), FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+    with outlining(), without_memory() as live:
         lms = load_models(config, resolved.models & {"reference"}, seeds, load)
         features = make_features(lms, resolved.features) if resolved.features else None
         ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)

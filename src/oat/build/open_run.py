@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from oat.build.changes import untold
 from oat.build.directory import Home, hindrances, locked, make_directory, unclaim, unmake
 from oat.build.estimate import lengths_of
@@ -37,7 +35,7 @@ from oat.config.stored import load_stored, with_given
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, LearnerLostError, warn
 from oat.files import seen, seen_from, write_atomically
-from oat.learner.limits import LiveBytes
+from oat.learner.limits import without_memory
 from oat.ledger.versions import changed_since
 from oat.loop import Run
 from oat.models.loading import load_tokenizer
@@ -206,7 +204,7 @@ def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
     """
     compute = replace(resolved.config.compute, serialise=False)
     here = replace(resolved, config=replace(resolved.config, compute=compute))
-    with tempfile.TemporaryDirectory() as scratch, FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
+    with tempfile.TemporaryDirectory() as scratch, without_memory():
         run = build(here, directory=Path(scratch), run_inputs=run_inputs, load=resolved.outlines.fake)
         try:
             yield run

@@ -36,7 +36,11 @@ from oat.models.nf4 import count
 from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.rows import read_metrics
+from oat.text.changed_texts import changed_texts
 from oat.types import Price
+
+_MOST_CHANGED = 3
+"""Largest number of texts that the tokenizer changes and that a line shows."""
 
 
 def check_run(
@@ -96,6 +100,7 @@ def _lines(
     learner, begun = run.learner, _begun(resolved, origin)
     assert isinstance(learner, Learner), "nothing goes through the wire here"
     yield from _model(learner, learns=resolved.objective.learns)
+    yield from _tokenizer(run_inputs)
     yield from _data(run_inputs)
     yield from step_lines(resolved, run, dearest)
     yield from run_lines(resolved, run, run_inputs, dearest, begun)
@@ -114,6 +119,16 @@ def _model(learner: Learner, *, learns: bool) -> Lines:
     learning = sum(parameter.numel() for parameter in lm.trainable().values())
     which = f"of which {learning / 1e6:.3g} million learn" if learns else "which stay as they are"
     yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, {which}"
+
+
+def _tokenizer(run_inputs: RunInputs) -> Lines:
+    """Yield a line if the tokenizer changes texts. Then responses are learned and read otherwise than the
+    data have them."""
+    changed = list(changed_texts(run_inputs.renderer.tokenizer))
+    if changed:
+        shown = ", ".join(f"{text!r} becomes {now!r}" for text, now in changed[:_MOST_CHANGED])
+        more = f", and {len(changed) - _MOST_CHANGED} more" if len(changed) > _MOST_CHANGED else ""
+        yield "tokenizer", f"changes texts (docs/data.md#tokenizers): {shown}{more}"
 
 
 def _data(run_inputs: RunInputs) -> Lines:

@@ -11,7 +11,7 @@ import torch
 
 from oat.build.learned import ensemble_features, ensemble_weights, policy_weights, run_config
 from oat.commands.export_mark import Kind, exported, refuse_foreign
-from oat.errors import ConfigError, ExportError
+from oat.errors import ConfigError, ExportError, ModelError
 from oat.explore.settings import WITHIN_RUN
 from oat.files import saying_what_is_free, seen
 from oat.models.ensemble_files import DESCRIPTION, WEIGHTS, EnsembleDescription, load_ensemble, save_ensemble
@@ -74,7 +74,10 @@ def _refuse_other(folder: str, weights: Mapping[str, torch.Tensor], told: Ensemb
     Raises:
         ExportError: it is another one.
     """
-    found, description = load_ensemble(folder)
+    try:
+        found, description = load_ensemble(folder)
+    except ModelError as error:
+        raise ExportError(f"the ensemble does not read back ({error}); nothing is exported") from error
     wrong = sorted(
         name
         for name in {**weights, **found}

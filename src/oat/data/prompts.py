@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from oat.data.fit import Fit, TooLong
-from oat.data.formats import Layout
+from oat.data.formats import IMPLICIT, Layout
 from oat.data.index import Index
 from oat.data.prompt_set import PromptSet, Source
 from oat.data.sources import Records
@@ -197,9 +197,14 @@ class Prompts:
         """
         for name, before, now in zip(self._names, digests, self.digests, strict=False):
             if before != now:
+                is_split = IMPLICIT in self.formats
+                split = (
+                    " (its prompts are the common beginnings of texts, which an earlier version of oat could "
+                    "split inside a word)"
+                )
                 raise DataError(
-                    f"{name}: expected the prompts that the run began with, got others; put the data back "
-                    "as they were, or begin a new run"
+                    f"{name}: expected the prompts that the run began with, got others"
+                    f"{split if is_split else ''}; put the data back as they were, or begin a new run"
                 )
 
     def _at(self, place: int) -> Prompt:

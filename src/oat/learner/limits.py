@@ -14,13 +14,14 @@ while the engine decodes), and scratch memory within an operation.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -82,6 +83,20 @@ class LiveBytes(TorchDispatchMode):
 
     def _free(self, place: int) -> None:
         self.live -= self._sizes.pop(place)
+
+
+@contextmanager
+def without_memory() -> Iterator[LiveBytes]:
+    """A context in which a run is imitated with tensors that have no memory (`oat.models.outline`), and which
+    counts their bytes.
+
+    Autograd finds the devices of the machine in its first backward pass, which is thus made before. Within
+    a `FakeTensorMode`, torch's build for CUDA claims a device also where there is none. Autograd would start
+    a thread for it, and no child that the process forks later could compute gradients.
+    """
+    torch.zeros(1, requires_grad=True).sum().backward()
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+        yield live
 
 
 @dataclass(frozen=True)
