@@ -51,6 +51,7 @@ def changes_of(world: World, folder: Path, name: str, **ensemble: Any) -> dict[s
         "explorer": {"name": "ensemble", "samples": 4, "features": features, "ensemble": ENSEMBLE | ensemble},
         "evaluation": None,
         "learner.learning_rate": 0.05,
+        "render.special_tokens": "keep",  # as for an exported model
         **reference,
     }
 

@@ -179,10 +179,10 @@ def longest_responses(renderer: Renderer, size: int) -> list[str]:
         key=_name_lengths(tokens).__getitem__,
         reverse=True,
     )[:_TOKENS]
-    texts = {renderer.text(np.array([id])): id for id in longest}
+    texts = {renderer.text([id], after=[id]): id for id in longest}
     measures = (len, lambda text: len(text.encode("utf-8", "surrogatepass")), lambda text: len(repr(text)))
     chosen = {text for measure in measures for text in sorted(texts, key=measure, reverse=True)[:_LONGEST]}
-    return sorted(renderer.text(np.full(size, texts[text])) for text in chosen)
+    return sorted(renderer.text(np.full(size, texts[text]), after=[texts[text]]) for text in chosen)
 
 
 def _name_lengths(tokens: dict[str, int]) -> dict[int, int]:

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from oat.build.speaker import NO_TEMPLATE, Speaker
 from oat.errors import ConfigError, DataError, OatError, printable
+from oat.text.chat_template import OWN, special_tokens
+from oat.text.control_tokens import any_of
 from oat.types import Message
 
 _EXIT = "/exit"
@@ -46,7 +48,7 @@ def chat(speaker: Speaker, *, continues: bool = False) -> None:
         try:
             prompt = _fitting(speaker, [*(messages if speaker.remembers else []), Message("user", line)])
             answer = _print_answer(speaker, prompt, turn, in_terminal=in_terminal)
-            messages = [*prompt, Message("assistant", answer)]
+            messages = [*prompt, Message("assistant", _remembered(speaker, answer))]
         except OatError as error:
             if not in_terminal:
                 raise
@@ -138,6 +140,12 @@ def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, i
             raise
     print(flush=True)
     return shown
+
+
+def _remembered(speaker: Speaker, answer: str) -> str:
+    """Return an answer as a part of later prompts. It has no special tokens, which a template would write as
+    ordinary text, except those that a model writes within its turn, such as <think>."""
+    return any_of(special_tokens(speaker.renderer.tokenizer) - OWN).sub("", answer)
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
