@@ -174,7 +174,7 @@ def all_killed(run_dir: Path, out: Path, new: Content, tmp_path: Path, calls: It
 def test_an_export_that_is_killed(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
-    done = all_killed(run_dir, out, exports[1], tmp_path, iter(range(3, 200, 12)))
+    done = all_killed(run_dir, out, exports[1], tmp_path, iter(range(3, 400, 24)))
     figure(f"{done} of {done} killed exports left either the old model or the new one")
     assert done >= 4
 
