@@ -170,5 +170,7 @@ def _find(path: str, name: str) -> Path | None:
     if seen(path).is_dir():
         file = seen(path) / name
         return file if file.is_file() else None
-    found = try_to_load_from_cache(path, name)
+    found = None
+    with suppress(ValueError):  # of a path that cannot be a hub model; loading it says so
+        found = try_to_load_from_cache(path, name)
     return Path(found) if isinstance(found, str) else None
