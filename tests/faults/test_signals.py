@@ -70,7 +70,7 @@ MOMENTS = {
 
 
 STARTS = {
-    "while the configuration is read": ("oat.config.load:_read", signal.SIGTERM, 75),
+    "while the configuration is read": ("oat.config.load:read_tree", signal.SIGTERM, 75),
     "while data and oracles are made": ("oat.build.open_run:gather_inputs", signal.SIGTERM, 75),
     "while weights are loaded": ("oat.models.loading:module_from_files", signal.SIGTERM, 75),
     "while the ledger is opened": ("oat.ledger.store:Store.__init__", signal.SIGTERM, 75),

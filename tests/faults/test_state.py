@@ -114,6 +114,8 @@ OTHERWISE = {
     r"run\.(collector\.(actor|prompts\.fit)|tracking\.turns)\.renderer\._tails.*": (
         "a cache: messages of an environment, and their tokens"
     ),
+    r"run\.(collector\.(actor|prompts\.fit)|tracking\.turns)\.renderer\."
+    r"(_joiner\._(added|contexts)|_decoder\._opens|_pieces)(\W.*)?": "a cache: ids of texts, texts of ids",
     r"run\.collector\.actor\.environment\._loop\._loop": (
         "the event loop of an environment, which begins with its first call"
     ),

@@ -108,7 +108,9 @@ def has_left_over_adapter(path: str) -> bool:
 def is_adapter_directory(path: str) -> bool:
     """Return True if a directory has an adapter and no weights of a whole model."""
     folder = seen(path)
-    return (folder / ADAPTER).is_file() and not any((folder / name).is_file() for name in (*_READ, *_PICKLED))
+    return os.path.isfile(folder / ADAPTER) and not any(
+        os.path.isfile(folder / name) for name in (*_READ, *_PICKLED)
+    )
 
 
 def say_unused_settings(path: str) -> None:
@@ -167,9 +169,9 @@ def say_unused_tensors(path: str, names: list[str], kind: str) -> None:
 
 def _find(path: str, name: str) -> Path | None:
     """Return a file of a directory, or of a hub model in the local cache; None: it is not there."""
-    if seen(path).is_dir():
+    if os.path.isdir(seen(path)):
         file = seen(path) / name
-        return file if file.is_file() else None
+        return file if os.path.isfile(file) else None  # also where a folder on the way cannot be read
     found = None
     with suppress(ValueError):  # of a path that cannot be a hub model; loading it says so
         found = try_to_load_from_cache(path, name)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oat.errors import ConfigError, printable
-from oat.files import remove, sync_to_disk
+from oat.files import remove, saying_what_is_free, sync_to_disk
 
 MARK = ".oat-run"
 _TEXT = "A run of oat is in this folder: oat writes, replaces and removes the files of the run here.\n"
@@ -111,11 +111,12 @@ def mark(directory: Path) -> None:
     if _is_marked(directory):
         return
     new = directory / f".new-{MARK}-{secrets.token_hex(8)}"
-    with new.open("x", encoding="utf-8") as file:
-        file.write(_TEXT)
-    sync_to_disk(new)
-    new.rename(directory / MARK)
-    sync_to_disk(directory)
+    with saying_what_is_free(directory / MARK):
+        with new.open("x", encoding="utf-8") as file:
+            file.write(_TEXT)
+        sync_to_disk(new)
+        new.rename(directory / MARK)
+        sync_to_disk(directory)
 
 
 def remove_own(directory: Path, keep: Collection[str] = ()) -> None:

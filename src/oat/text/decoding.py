@@ -119,7 +119,10 @@ class Decoder:
     def _depends_on_place(self, text: str, ids: list[int]) -> bool:
         shown = self._decode(ids, True)
         for probe in (text, f" {text}", f"{text} {text}"):
-            found = self._encoder.ids(probe, adds=False)[0]
+            try:
+                found = self._encoder.ids(probe, adds=False)[0]
+            except TemplateError:  # a tokenizer without blanks writes none
+                continue
             if self._decode([*ids, *found], True) != shown + self._decode(found, True):
                 return True
         return False
