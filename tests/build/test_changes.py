@@ -39,7 +39,7 @@ def test_a_begun_run_says_once_what_has_changed(
 def test_what_a_run_lacks_is_what_its_version_did(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A setting that a run's file lacks, or leaves open, has the earlier value."""
+    """A setting that a run's file lacks has the earlier value. One that it leaves open stays so."""
     earlier = {("render", "date"): "2020-02-02", ("learner", "betas"): [0.5, 0.6]}
     monkeypatch.setattr(stored, "EARLIER", earlier)
     tree = world.tree("grpo", tmp_path / "run")
@@ -48,6 +48,26 @@ def test_what_a_run_lacks_is_what_its_version_did(
     config = stored.load_stored(file)[0]
     assert (str(config.render.date), list(config.learner.betas)) == ("2020-02-02", [0.5, 0.6])
     tree["learner"]["betas"] = [0.1, 0.2]
-    file.write_text(yaml.safe_dump({**tree, "render": None}))
+    file.write_text(yaml.safe_dump({**tree, "render": {"date": None}}))
     config = stored.load_stored(file)[0]
-    assert (str(config.render.date), list(config.learner.betas)) == ("2020-02-02", [0.1, 0.2])
+    assert (config.render.date, list(config.learner.betas)) == (None, [0.1, 0.2])
+    file.write_text(yaml.safe_dump({**tree, "render": None}))
+    assert str(stored.load_stored(file)[0].render.date) == "2020-02-02"
+
+
+@pytest.mark.parametrize("oracle", ["exact_match", "own"])
+def test_a_run_from_before_a_setting_goes_on(world: World, tmp_path: Path, oracle: str) -> None:
+    """The run's file lacks the settings of `EARLIER`, as an earlier version wrote it. Continued twice, it has
+    the values that are read, and keeps them."""
+    changes = {"oracle.name": world.oracle if oracle == "own" else oracle, "evaluation": None, "render": None}
+    config, file = world.config("grpo", tmp_path, changes), tmp_path / "grpo" / "config.yaml"
+    assert oat("train", config, "--stop.max_steps", 1) == 0
+    tree = yaml.safe_load(file.read_text())
+    for section, field in stored.EARLIER:
+        del tree[section][field]
+    file.write_text(yaml.safe_dump(tree))
+    for max_steps in (2, 3):
+        assert oat("train", config, "--stop.max_steps", max_steps, "--compute.serialise", "true") == 0
+        tree = yaml.safe_load(file.read_text())
+        read = {name: tree[name[0]][name[1]] for name in stored.EARLIER}
+        assert read == {**stored.EARLIER, ("oracle", "whole_groups"): False if oracle == "own" else None}

@@ -261,7 +261,7 @@ REFUSED: dict[str, Any] = {
     "render.question": "gsm8k",
     "render.few_shot": 1,
     "render.date": "2026-01-01",
-    "render.special_tokens": "drop",
+    "render.special_tokens": "keep",
     "engine.name": "engine.py:Own",
     "engine.deterministic": True,
     "engine.dtype": "bfloat16",

@@ -297,12 +297,14 @@ def _refuse_mistakes(resolved: Resolved) -> None:
 
 def _chosen(resolved: Resolved) -> Resolved:
     """Return the configuration with the defaults of new runs in two fields that are open. Where a run's own
-    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` stays open
+    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` is open
     if no reward function reads it."""
     render, oracle = resolved.config.render, resolved.config.oracle
     if render.special_tokens is None:
         render = replace(render, special_tokens="keep")
-    if oracle.whole_groups is None and shows_groups(resolved.config):
+    if not shows_groups(resolved.config):
+        oracle = replace(oracle, whole_groups=None)
+    elif oracle.whole_groups is None:
         oracle = replace(oracle, whole_groups=True)
     return replace(resolved, config=replace(resolved.config, render=render, oracle=oracle))
 

@@ -27,7 +27,7 @@ def load_stored(file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Orig
     tree, origins = read_tree(file)
     for (section, field), value in EARLIER.items():
         fields = {} if tree.get(section) is None else tree[section]
-        if isinstance(fields, dict) and fields.get(field) is None:
+        if isinstance(fields, dict) and field not in fields:
             tree[section] = {**fields, field: value}
     return load_tree(tree, origins, file, overrides)
 

@@ -224,7 +224,7 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
         for intent in prompted:
             try:
                 made = make(responses.of(intent), intent, *store.answer(intent))
-                is_plain = run.config.render.template is None and not intent.question.is_chat
+                is_plain = not (run.has_template or intent.question.is_chat)
                 rows += [_plain(row) for row in made] if is_plain else list(made)
             except _SeveralTurns:
                 left_out += 1

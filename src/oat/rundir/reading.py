@@ -101,6 +101,11 @@ class LoadedRun:
         return self.config.prompts.responses
 
     @property
+    def has_template(self) -> bool:
+        """True if a chat template writes the conversations."""
+        return self.config.render.template is not None
+
+    @property
     def has_environment(self) -> bool:
         """True if an environment answers the model. An episode may then have several responses."""
         return self.config.sampling.environment is not None
