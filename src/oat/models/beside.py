@@ -170,5 +170,7 @@ def _find(path: str, name: str) -> Path | None:
     if seen(path).is_dir():
         file = seen(path) / name
         return file if file.is_file() else None
-    found = try_to_load_from_cache(path, name)
+    found: Any = None
+    with suppress(ValueError):  # it is no name of a hub model either, which `load_config` says
+        found = try_to_load_from_cache(path, name)
     return Path(found) if isinstance(found, str) else None
