@@ -14,6 +14,7 @@ from oat.config.settings import ModelConfig
 from oat.engines.cache_trial import page_bytes_of
 from oat.hardware.free_memory import free_memory
 from oat.models.beside import is_adapter_directory
+from oat.models.causal_lm import CausalLM
 from oat.models.lora import load_model
 from oat.models.weight_files import cached_files
 
@@ -36,20 +37,42 @@ class _Tried(NamedTuple):
     is_cached: bool
 
 
-def try_models(resolved: Resolved, policy: ModelOutline) -> tuple[str, ...]:
+class Trial:
+    """The models of a run that are tried.
+
+    Attributes:
+        untried: sentences for people about models that are not tried, since their weights are not on this
+            machine or do not fit into its memory.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.untried: list[str] = []
+        self._resolved = resolved
+        self._cached: list[tuple[str, CausalLM]] = []
+
+    def decode(self) -> None:
+        """Decode with the models that the engine will decode, and forget them. A run does this after it has
+        made its learner.
+
+        Raises:
+            ModelError: the engine's cache cannot be used.
+        """
+        while self._cached:
+            field, lm = self._cached.pop(0)
+            with self._resolved.blame(field):
+                page_bytes_of(lm)
+
+
+def load_unknown(resolved: Resolved, policy: ModelOutline) -> Trial:
     """Load each model whose outline does not tell whether it will be refused, as the run would.
 
     Args:
         policy: the outline of the policy.
 
-    Returns:
-        Sentences for people about models that were not tried, since their weights are not on this machine or
-        do not fit into its memory.
-
     Raises:
         ModelError: a model is refused, as `oat train` would refuse it.
     """
-    untried = []
+    trial = Trial(resolved)
     for field, model, outline, is_cached in _models(resolved, policy):
         if not outline.unknown:
             continue
@@ -57,15 +80,14 @@ def try_models(resolved: Resolved, policy: ModelOutline) -> tuple[str, ...]:
         is_here = bool(cached_files(model.path))
         if not is_here or (limit is not None and _COPIES * _BYTES * outline.weights > limit):
             where = "are too large for this machine's memory" if is_here else "are not on this machine"
-            untried.append(
+            trial.untried.append(
                 f"{field}: only the weights tell whether it can be used ({outline.unknown}), and they {where}"
             )
             continue
         with resolved.blame(field):
             lm = load_model(model, field=field, needs_head=is_cached or field != "model.critic")
-            if is_cached:
-                page_bytes_of(lm)
-    return tuple(untried)
+        trial._cached += [(field, lm)] if is_cached else []
+    return trial
 
 
 def _models(resolved: Resolved, policy: ModelOutline) -> Iterator[_Tried]:

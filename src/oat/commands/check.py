@@ -26,7 +26,7 @@ from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.build.trial import try_models
+from oat.build.trial import load_unknown
 from oat.commands.show_tokens import token_lines
 from oat.files import seen
 from oat.learner.learner import Learner
@@ -81,12 +81,13 @@ def check_run(
         run_inputs,
         is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps),
     )
-    untried = try_models(resolved, run_inputs.outline)
+    trial = load_unknown(resolved, run_inputs.outline)
     processes = [*process_lines(resolved, lengths)]
     with outlined(resolved, run_inputs) as run:
         lines = [*_lines(resolved, run, run_inputs, origin, most), *processes, ("memory", memory)]
-        lines += [("note", note) for note in (*run.notes, *untried)]
+        lines += [("note", note) for note in (*run.notes, *trial.untried)]
         OwnFiles(run_inputs.known, run_inputs.roles)()
+    trial.decode()
     return [
         *(f"  {name:<13}{text}" for name, text in lines),
         *(token_lines(resolved, run_inputs) if with_tokens else []),

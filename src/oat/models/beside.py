@@ -172,7 +172,7 @@ def _find(path: str, name: str) -> Path | None:
     if os.path.isdir(seen(path)):
         file = seen(path) / name
         return file if os.path.isfile(file) else None  # also where a folder on the way cannot be read
-    found = None
+    found: Any = None
     with suppress(ValueError):  # of a path that cannot be a hub model; loading it says so
         found = try_to_load_from_cache(path, name)
     return Path(found) if isinstance(found, str) else None

@@ -47,9 +47,8 @@ def freeze(lm: CausalLM, patterns: Sequence[str]) -> None:
 def frozen_in(module: torch.nn.Module) -> tuple[str, ...]:
     """Return the names of the parameters of a module that need no gradient. Instead of all names within a
     part of the module, return one pattern."""
-    if not any(True for _ in module.parameters()):
-        return ()
-    return tuple(_patterns(module, "", set()))
+    module = getattr(module, "_orig_mod", module)  # which torch.compile wraps
+    return tuple(_patterns(module, "", set())) if any(True for _ in module.parameters()) else ()
 
 
 def _patterns(module: torch.nn.Module, prefix: str, seen: set[int]) -> list[str]:

@@ -21,6 +21,7 @@ from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError
 from oat.files import seen
+from oat.models.beside import say_left_over_adapter
 from oat.models.loading import load_config, load_tokenizer
 
 MARKERS = {
@@ -54,6 +55,7 @@ class PairRMModel:
             raise ConfigError(f"dtype is {dtype!r}; give float32 or bfloat16")
         self.path, self.dtype = path, dtype
         self.device = torch.device(device)
+        say_left_over_adapter(path)
         self.config, self.tokenizer = load_config(path), load_tokenizer(path)
         if not is_pairrm(self.config) or not all(hasattr(self.config, name) for name in markers):
             raise ModelError(
