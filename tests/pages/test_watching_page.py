@@ -81,7 +81,7 @@ def test_its_configuration(world: World, tmp_path: Path) -> None:
 
 
 def test_the_files_that_it_lists(folder: Path) -> None:
-    listed = set(re.findall(r"^\| `([\w.]+?)/?` \|", PAGE.partition("## Sinks")[0], re.MULTILINE)) - {
+    listed = set(re.findall(r"^\| `([\w.-]+?)/?` \|", PAGE.partition("## Sinks")[0], re.MULTILINE)) - {
         "actors",
         "logs",
         "sinks",
