@@ -101,7 +101,7 @@ def test_the_tensors_that_need_no_gradient_are_the_ones_that_stay(
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_set_of_tensors_is_named_by_its_patterns(data: st.DataObject) -> None:
     """`freeze` undoes `frozen_in`, for every set of tensors, tied or not."""
     shape = {"hidden_size": 4, "intermediate_size": 4, "num_attention_heads": 1, "vocab_size": 6}
@@ -204,6 +204,7 @@ def test_a_given_model_is_continued_with_its_own_set_alone(
             with_frozen(other).train()
 
 
+@pytest.mark.slow(instead="test_mistakes_are_refused", seconds=1.5)
 def test_what_leaves_nothing_to_learn_is_refused(world: World, folder: Path, tmp_path: Path) -> None:
     """Beside an adapter all tensors may be frozen, since all of them are. Some of them may not."""
     every = model_of(folder, is_tied=False, is_frozen=lambda name: True)
