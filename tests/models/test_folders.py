@@ -273,6 +273,7 @@ def test_every_model_of_a_run_leaves_the_adapter_out(
     folder = tmp_path / "merged"
     shutil.copytree(world.folder / "model", folder)
     changes: dict[str, Any] = {place: str(folder), "evaluation": None, "stop.max_steps": 1}
+    changes["engine.threads"] = 1
     algorithm = "ppo" if place == "model.critic" else "grpo"
     changes |= {"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {}
     if place == "oracle":

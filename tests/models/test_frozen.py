@@ -33,7 +33,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "a critic": {"algorithm": {"name": "ppo", "prompts": 2, "samples": 2}},
     "a reward model": {
         "algorithm": {"name": "reward_model", "prompts": 2, "samples": 2},
-        "evaluation": None,
     },
     "a reference that follows": {
         "algorithm": {"name": "grpo", "prompts": 2, "samples": 2, "kl_coef": 0.1},
@@ -136,6 +135,8 @@ def test_they_stay_in_every_model_that_starts_from_these_files(
         {
             "model": {"path": str(folder / "untied"), "frozen": named},
             "learner.weight_decay": 0.5,
+            "engine.threads": 1,
+            "evaluation": None,
             "stop.max_steps": 3,
             **changes,
         },
