@@ -120,9 +120,7 @@ def save(case: Case, tokens: Path, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.sample(
-    "dense, attention of its own", "experts", "hybrid, no attention", "vision, heads*", seconds=4.0
-)
+@pytest.mark.sample("dense, attention of its own", "experts", "hybrid, no attention", seconds=6.0)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_check_says_what_train_says(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
@@ -154,6 +152,7 @@ def test_check_says_what_train_says(
     torch.testing.assert_close(own.log_softmax(-1), theirs.log_softmax(-1), atol=1e-4, rtol=0)
 
 
+@pytest.mark.sample("dense, a*", "experts and sinks", "hybrid, c*", "vision, heads*", seconds=1.0)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.fields])
 def test_an_outline_knows_when_it_does_not_know(world: World, tmp_path: Path, name: str) -> None:
     """An outline that tells the size of a page tells that of the model with weights, and only an outline that

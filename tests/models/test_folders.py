@@ -173,6 +173,7 @@ def outcome(load: Callable[[], Any]) -> tuple[Any, str, list[str]]:
     return module, message, [str(each.message) for each in caught if each.category is OatWarning]
 
 
+@pytest.mark.sample("*-lm", "an adapter-reward", "quantised by the configuration-reward", seconds=2.0)
 @pytest.mark.parametrize("kind", ["lm", "reward"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_folder_is_read_as_its_configuration_says(
@@ -213,7 +214,7 @@ def test_a_folder_is_read_as_its_configuration_says(
 
 
 @given(chosen=st.sets(st.sampled_from(sorted({*HARMLESS, *SAID} - {"a broken adapter"})), max_size=4))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_together_they_change_nothing_either(
     clean: Path, tmp_path_factory: pytest.TempPathFactory, chosen: set[str]
 ) -> None:
@@ -263,6 +264,7 @@ def test_fewer_layers_than_the_files_have_are_said(clean: Path, tmp_path: Path) 
         assert " 9 tensors " in said[0]
 
 
+@pytest.mark.sample("model.path", seconds=2.5)
 @pytest.mark.parametrize("place", ["model.path", "model.reference", "model.critic", "oracle"])
 def test_every_model_of_a_run_leaves_the_adapter_out(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
@@ -271,6 +273,7 @@ def test_every_model_of_a_run_leaves_the_adapter_out(
     folder = tmp_path / "merged"
     shutil.copytree(world.folder / "model", folder)
     changes: dict[str, Any] = {place: str(folder), "evaluation": None, "stop.max_steps": 1}
+    changes["engine.threads"] = 1
     algorithm = "ppo" if place == "model.critic" else "grpo"
     changes |= {"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {}
     if place == "oracle":
