@@ -10,6 +10,7 @@ import pytest
 from chats import assistant, user
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers_of_all_kinds import BLANK, KINDS, LOSSY, SPECIALS, save_kind
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -240,6 +241,14 @@ def test_a_reward_model_without_a_template_reads_the_whole_text(
     assert renderer.whole([user("the sky is")], " blue").tolist() == [*whole, tokenizer.eos_token_id]
     inner = renderer.within([user("the sky is")], " blue")
     assert [*tokenizer("the sky is")["input_ids"], *inner.tolist()] == whole
+
+
+def test_a_vocabulary_without_a_blank_or_an_unknown_token(tmp_path: Path) -> None:
+    built = Tokenizer(models.WordLevel({letter: id for id, letter in enumerate("0123456789+=")}))
+    built.pre_tokenizer, built.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=built), template=None)
+    ids, mask = renderer.loss_mask([user("1+2="), assistant("3")])
+    assert (renderer.decode(ids), renderer.text(ids[mask], after=ids[~mask])) == ("1+2=3", "3")
 
 
 def test_a_tokenizer_that_changes_texts_is_known(kinds: dict[str, PreTrainedTokenizerFast]) -> None:

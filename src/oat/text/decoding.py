@@ -77,7 +77,7 @@ class Decoder:
     @cached_property
     def prefix(self) -> list[int]:
         """The ids that the tokenizer itself puts before every plain text."""
-        ids, added = self._encoder.ids(self.anchors[0][0] if self.anchors else "a", adds=True)
+        ids, added = self._encoder.ids(self.anchors[0][0] if self.anchors else "", adds=True)
         return [id for id, _ in takewhile(lambda pair: pair[1], zip(ids, added, strict=True))]
 
     def _placed(self, ids: list[int], begins: bool, keeps_special: bool) -> str:
