@@ -20,6 +20,7 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
     finished,
     over_the_wire,
     serialise_by_default,
+    several_cpus,
     world,
 )
 from hypothesis import settings

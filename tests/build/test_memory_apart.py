@@ -184,6 +184,7 @@ def lines_of(text: str) -> dict[str, str]:
     return {line[2:15].strip(): line[15:] for line in text.splitlines() if line.startswith("  ")}
 
 
+@pytest.mark.usefixtures("several_cpus")
 def test_oat_check_says_who_runs_where(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def test_oat_check_says_who_has_which_gpu(
         assert "on one GPU" in found["in all"]
 
 
+@pytest.mark.usefixtures("several_cpus")
 def test_oat_check_names_further_processes(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

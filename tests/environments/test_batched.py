@@ -115,7 +115,7 @@ def test_async_steps_run_at_the_same_time_in_one_thread_that_stays() -> None:
     assert len(environment.loops) == 1
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "oat-environment"]
     played.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert_answered(played.step(STATES, ["0"] * 4, ROWS), ["0"] * 4)
     played.close()

@@ -157,7 +157,7 @@ def test_a_read_waits_for_a_transaction_and_sees_its_end(tmp_path: Path) -> None
 
         with pytest.raises(LedgerError, match="no such table: nowhere"):
             undone()
-        reader.join(10.0)
+        reader.join(60.0)
     assert found == [False]
 
 
@@ -173,7 +173,7 @@ def test_two_threads_that_take_the_same_step_get_the_same(opened: Callable[..., 
         def take(
             step: int = step, found: list[list[str]] = found, barrier: threading.Barrier = barrier
         ) -> None:
-            barrier.wait(10.0)
+            barrier.wait(60.0)
             found.append([str(item.question.key) for item in ledger.take_feedback(step, 3).items])
 
         together(take, take, take)

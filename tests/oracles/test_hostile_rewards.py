@@ -332,29 +332,29 @@ def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
         torch.set_default_dtype(torch.float64)
         sys.stdout = sys.__stderr__
         is_changed.set()
-        await asyncio.to_thread(is_begun.wait, 10.0)
+        await asyncio.to_thread(is_begun.wait, 60.0)
         return [1.0] * MANY
 
     is_begun = threading.Event()
 
     async def second(prompts: Any, completions: Any) -> list[float]:
         is_begun.set()
-        await asyncio.to_thread(is_put_back.wait, 10.0)
+        await asyncio.to_thread(is_put_back.wait, 60.0)
         return [1.0] * MANY
 
     (question,) = make_questions([make_group(0, "a", "b", "c")], "score", 0, oracle="o")
     oracles = [CallableOracle(function, "o") for function in (first, second)]
     try:
         early = oracles[0].submit([question])
-        assert is_changed.wait(10.0)
+        assert is_changed.wait(60.0)
         late_ = oracles[1].submit([question])
         with pytest.warns(
             OatWarning, match=r"o changed sys.stdout and torch.set_default_dtype and left it so"
         ):
-            assert oracles[0].collect(early, 10.0)
+            assert oracles[0].collect(early, 60.0)
         assert (torch.get_default_dtype(), sys.stdout) == (torch.float32, stdout)
         is_put_back.set()
-        assert oracles[1].collect(late_, 10.0)
+        assert oracles[1].collect(late_, 60.0)
         assert (torch.get_default_dtype(), sys.stdout) == (torch.float32, stdout)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -374,7 +374,7 @@ def test_a_call_that_never_comes_back_keeps_nothing(monkeypatch: pytest.MonkeyPa
     (question,) = make_questions([make_group(0, "a", "b", "c")], "score", 0, oracle="o")
     oracle = CallableOracle(stuck, "o")
     tickets = oracle.submit([question])
-    assert is_begun.wait(10.0)
+    assert is_begun.wait(60.0)
     mine = open(os.devnull, "w")  # noqa: SIM115
     monkeypatch.setattr(sys, "stdout", mine)
     before = torch.get_float32_matmul_precision()
@@ -386,7 +386,7 @@ def test_a_call_that_never_comes_back_keeps_nothing(monkeypatch: pytest.MonkeyPa
         torch.set_float32_matmul_precision(before)
         monkeypatch.undo()
         may_end.set()
-        assert oracle.collect(tickets, 10.0)
+        assert oracle.collect(tickets, 60.0)
 
 
 def test_a_message_has_a_beginning_and_an_end() -> None:

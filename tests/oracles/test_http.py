@@ -389,5 +389,5 @@ def test_certificates_that_cannot_be_read_are_a_mistake_and_the_client_ends(clie
         ask(one)
     ended = threading.Thread(target=one.close, daemon=True)
     ended.start()
-    ended.join(10.0)
+    ended.join(60.0)
     assert not ended.is_alive()

@@ -28,7 +28,7 @@ PROMPTS = 4
 AHEAD = 6
 LOST = 5
 BETA = 0.3
-DEADLINE_S = 2.0
+DEADLINE_S = 4.0
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_pa
     digests = []
     with server() as port:
         config = config_of(
-            bench, tmp_path, f"{HERE / 'late_oracle.py'}:LateOracle", port=port, deadline_s=1.0
+            bench, tmp_path, f"{HERE / 'late_oracle.py'}:LateOracle", port=port, deadline_s=3.0
         )
         assert (
             forked(lambda: die_before_an_update() or oat("train", config), tmp_path / "log")

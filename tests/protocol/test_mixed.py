@@ -168,10 +168,10 @@ def test_the_ensemble_is_the_straight_line_version(bench: Bench, run: Path) -> N
             norms.append(straight.gradient_norm(list(p.values())))
             adam.step()
             updates += 1
-        # the updates before have enlarged the rounding
-        rel = 1e-5 if step < 3 else 1e-4
-        assert rows[step]["loss/ensemble_total"] == pytest.approx(sum(totals) / 2, rel=rel)
-        assert rows[step]["optim/ensemble_grad_norm"] == pytest.approx(sum(norms) / 2, rel=rel)
+        # Adam makes steps also of the rounding of a gradient that cancels: a bias is in both rewards of a
+        # pair. Noise in the eighth digit of what is summed moves a loss by 1e-5 of it, and a norm by 0.4 %.
+        assert rows[step]["loss/ensemble_total"] == pytest.approx(sum(totals) / 2, rel=1e-4)
+        assert rows[step]["optim/ensemble_grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-2)
     assert updates == 2 * STEPS
     assert len(ring) > 12
     loaded = Checkpoints(run / "checkpoints", every=1, keep_last=1).load()

@@ -265,7 +265,7 @@ def test_ctrl_c_while_the_writer_starts(
         if thread.name == "checkpoint writer":
             if has_begun:
                 start(thread)
-                assert begun.wait(20)
+                assert begun.wait(60)
             raise Again
         start(thread)
 

@@ -213,6 +213,7 @@ def test_an_oracle_that_breaks_ends_the_run_as_in_the_runs_own_process(
     assert "(oracle.name)" in said[0]
 
 
+@pytest.mark.usefixtures("several_cpus")
 def test_an_outage_keeps_its_exit_code_and_the_run_goes_on(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +235,7 @@ def test_an_evaluation_that_fails_ends_alone(runs: Runs, tmp_path: Path) -> None
     assert {*asked.values()} == {1}, "nobody asks again for an evaluation that has ended"
 
 
+@pytest.mark.usefixtures("several_cpus")
 def test_a_durable_oracle_keeps_its_questions(runs: Runs, tmp_path: Path) -> None:
     """Neither a lost client nor a new start of the run asks a question again that the oracle has."""
     local = runs.local(**noting(tmp_path / "local_notes", "Keeping"))
@@ -374,6 +376,7 @@ def test_settings_that_nothing_reads(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("several_cpus")
 def test_who_asks_the_oracle(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.config("run", **{"compute.runtime": "ray", "compute.oracle_clients": 2})
     assert oat("check", config, "--compute.oracle_cpus", "0.25") == 0

@@ -128,7 +128,7 @@ def test_a_run_ends_when_no_process_may_be_replaced_any_more(
 def test_an_actor_that_hangs_is_named_and_replaced(
     what: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
 ) -> None:
-    cluster = ForkedCluster([Kill(what, 1, signal=signal.SIGSTOP)], deadline_s=3.0)
+    cluster = ForkedCluster([Kill(what, 1, signal=signal.SIGSTOP)], deadline_s=10.0)
     waits = "begin|put|commit" if what in ("put", "commit") else what  # earlier ones may not be answered yet
     with pytest.warns(UserWarning, match=f"actor . has not answered the call `({waits})`"):
         assert train(world, tmp_path, monkeypatch, cluster) == 0

@@ -200,6 +200,7 @@ def test_settings_of_a_cluster_without_one(
     assert "nothing reads compute.actors" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("several_cpus")
 def test_the_places_of_a_run_on_a_cluster(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,7 @@ class Process:
 
     def close(self) -> None:
         self.pipe.send_bytes(b"")
-        self.process.join(20)
+        self.process.join(120)
         assert self.process.exitcode == 0
 
 

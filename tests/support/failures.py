@@ -34,7 +34,7 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "a client that answers": ("oracle client", "collect", 5),
 }
 """The process that fails, the call in which it does, and the number of that call."""
-AT_ONCE_S = 10.0
+AT_ONCE_S = 30.0
 """Longest time in seconds from a failure, or from the deadline of a process that hangs, to the end."""
 
 

@@ -246,6 +246,13 @@ def _make_world(folder: Path) -> None:
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
 
 
+@pytest.fixture
+def several_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process see four CPUs, so that runs with several processes are not refused on a machine with
+    one."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+
+
 class Finished:
     """Finished runs. Each is trained once per call of pytest, and tests get copies of it."""
 

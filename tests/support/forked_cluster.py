@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -23,8 +24,16 @@ _CONTEXT.set_forkserver_preload(["oat.build.actor_side", "oat.build.run"])
 
 
 def start_fork_server() -> None:
-    """Start the fork server, for forked children too (`share_fork_server`)."""
-    forkserver.ensure_running()
+    """Start the fork server if it does not run yet, for forked children too (`share_fork_server`).
+
+    The path of its socket has to be short (107 bytes on Linux), and the temporary folder may have a long
+    name."""
+    usual = tempfile.gettempdir()
+    tempfile.tempdir = usual if len(usual) < 60 else "/tmp"
+    try:
+        forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]
+    finally:
+        tempfile.tempdir = usual
 
 
 def share_fork_server() -> None:
@@ -55,6 +64,7 @@ class ForkedRemote:
     def __init__(self, cluster: "ForkedCluster", name: str, log: str):
         self.name, self._cluster = name, cluster
         self._pipe, other = _CONTEXT.Pipe()
+        start_fork_server()
         self.process = _CONTEXT.Process(target=_work, args=(other, log, cluster.has_gpus), daemon=True)
         self.process.start()
         other.close()
