@@ -40,7 +40,7 @@ HOSTILE = {
 }
 CHECKED = re.compile(
     r"[^\n\t "
-    r"-~\u00a1-\u00ac\u00ae-\u1fff\u2010-\u2027\u2030-\u205e\u20a0-\ud7ff\uf900-\ufefe\uff01-\uffef]"
+    r"-~\u00a1-\u00ac\u00ae-\u1fff\u2010-\u2027\u2030-\u205e\u20a0-\ud7ff\uf900-\ufefe\uff01-\uffef\U0001f300-\U0001faff]"
 )
 """Characters that no terminal should get: control codes, format characters, marks of direction, unusual
 spaces. The list is independent of the code that escapes them."""
