@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.learner.models import Critic, LanguageModel
+from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model, save_adapter
 
 TARGETS = ("lm_head", "q_proj")
@@ -381,3 +383,35 @@ def test_a_reference_in_half_precision(world: World, tmp_path: Path) -> None:
     assert oat("train", config) == 0
     assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
     assert digest_run(tmp_path / "dpo") == digest_run(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "template", "said"),
+    [
+        (None, None, None),
+        (["<new>"], None, "another vocabulary than"),
+        (["<new>"], "{{ messages }}", "another vocabulary and another chat template than"),
+    ],
+)
+def test_a_tokenizer_beside_an_adapter_that_differs_is_said(
+    base: str,
+    adapters: Callable[[str], str],
+    tmp_path: Path,
+    tokens: list[str] | None,
+    template: str | None,
+    said: str | None,
+) -> None:
+    """Other programs would read it: they store the tokenizer that the adapter was trained with beside it."""
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapters("ours"), folder)
+    tokenizer = load_tokenizer(base)
+    tokenizer.add_tokens(tokens or [])
+    tokenizer.chat_template = template or tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    lora = LoraConfig(rank=4, alpha=8, targets=TARGETS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_model(ModelConfig(base, lora=lora, adapter=str(folder)))
+    told = [str(each.message) for each in caught if "whose tokenizer has" in str(each.message)]
+    assert len(told) == (said is not None)
+    assert all(str(said) in each for each in told)

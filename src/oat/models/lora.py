@@ -28,7 +28,7 @@ from oat.files import located, parse_json, seen
 from oat.models.beside import ADAPTER, say_left_over_adapter
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.frozen import freeze
-from oat.models.loading import load_lm, without_bars
+from oat.models.loading import load_lm, load_tokenizer, without_bars
 from oat.models.nf4 import dequantize, functional_of_bitsandbytes, quantize
 
 WEIGHTS = "adapter_model.safetensors"
@@ -119,6 +119,7 @@ def load_model(
     )
     if config.adapter is not None:
         _say_other_base(config.adapter, config.path, field)
+        _say_other_tokenizer(config.adapter, config.path, field)
         _load_adapter(lm, config.adapter, field)
     return lm
 
@@ -169,6 +170,24 @@ def _say_other_base(adapter: str, path: str, field: str) -> None:
         warn(
             f"{field} is {adapter!r}, which says that it was trained beside {base}, and it is used beside "
             f"{path}; if that is another model, its answers are useless"
+        )
+
+
+def _say_other_tokenizer(adapter: str, path: str, field: str) -> None:
+    """Warn if an adapter's directory has a tokenizer that differs from the model's, which alone is used."""
+    if not any((seen(adapter) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return
+    try:
+        ours, theirs = load_tokenizer(path), load_tokenizer(adapter)
+    except ModelError:  # who reads texts with the model's says so; a reference's base needs none
+        return
+    others = ["vocabulary"] if ours.get_vocab() != theirs.get_vocab() else []
+    others += ["chat template"] if ours.chat_template != theirs.chat_template else []
+    if others:
+        warn(
+            f"{field} is {adapter!r}, whose tokenizer has another {' and another '.join(others)} than that "
+            f"of {path}, which is used; if the adapter was trained with its own, give a folder of the model "
+            "with the adapter's tokenizer"
         )
 
 
