@@ -1,6 +1,7 @@
 """A run that an earlier version of `oat` began says once what is computed otherwise now, and keeps what that
 version did where a setting says it."""
 
+import shutil
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fixtures import World, oat
 
 from oat.build import changes
 from oat.config import stored
+from oat.rundir.mark import MARK
 
 
 def changes_said(config: Path, max_steps: int, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
@@ -34,6 +36,27 @@ def test_a_begun_run_says_once_what_has_changed(
     assert changes_said(config, 1, monkeypatch, "first") == []
     assert changes_said(config, 2, monkeypatch, "first", "second", "elsewhere") == ["second"]
     assert changes_said(config, 3, monkeypatch, "first", "second", "elsewhere") == []
+
+
+@pytest.mark.parametrize("written", ["rows", "answers"])
+def test_a_run_killed_before_its_first_checkpoint_says_so_too(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """It learns again from what its ledger has. A run of this version that is killed there says nothing."""
+    config, run = world.config("grpo", tmp_path, {"evaluation": None}), tmp_path / "grpo"
+    assert changes_said(config, 2, monkeypatch, "first") == []
+    shutil.rmtree(run / "checkpoints")
+    if written == "answers":
+        for name in ("environment.json", "metrics.jsonl", "samples.jsonl"):
+            (run / name).unlink()
+        assert changes_said(config, 2, monkeypatch, "first", "second") == []
+        shutil.rmtree(run / "checkpoints")
+        for name in ("environment.json", "metrics.jsonl", "samples.jsonl", MARK):
+            (run / name).unlink()
+    assert changes_said(config, 2, monkeypatch, "first", "second") == (
+        ["first", "second"] if written == "answers" else ["second"]
+    )
+    assert changes_said(config, 3, monkeypatch, "first", "second") == []
 
 
 def test_what_a_run_lacks_is_what_its_version_did(

@@ -42,6 +42,7 @@ from oat.models.loading import load_tokenizer
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
+from oat.rundir.provenance import entries
 from oat.runtime.crew import Life
 from oat.text.templates import reads_date
 
@@ -92,8 +93,8 @@ def open_run(
             try:
                 with home.interruption.at_once():
                     refuse_foreign(directory)  # another program may have written since
-                    mark(directory)
-                    run = _open(resolved, home, source, accept_changed)
+                    is_earlier = mark(directory)
+                    run = _open(resolved, home, source, accept_changed, is_earlier=is_earlier)
             except BaseException:
                 if standing.is_there:
                     unmake(made)
@@ -212,7 +213,9 @@ def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
             run.ledger.close()
 
 
-def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Collection[str]) -> Run:
+def _open(
+    resolved: Resolved, home: Home, source: str | None, accept_changed: Collection[str], *, is_earlier: bool
+) -> Run:
     directory, file = home.directory, home.directory / "config.yaml"
     resolved.refuse_missing_sinks()
     if source is not None:
@@ -237,7 +240,7 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
             "were: it was removed, or the run was begun before oat wrote it; so nobody knows whether they "
             "have changed since; from here on they are held against what they are now"
         )
-    if is_begun:
+    if is_begun or is_earlier or entries(directory / "environment.json"):
         for sentence in untold(directory if origin is None else origin.run, config):
             warn(sentence)
     run_inputs = gather_inputs(resolved, folder=directory, known=known)

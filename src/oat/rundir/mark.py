@@ -102,14 +102,19 @@ def in_the_way(directory: Path, names: list[str]) -> ConfigError:
     )
 
 
-def mark(directory: Path) -> None:
-    """Mark a directory as that of a run, if it is not marked. The caller has refused foreign files."""
+def mark(directory: Path) -> bool:
+    """Mark a directory as that of a run, if it is not marked. The caller has refused foreign files.
+
+    Returns:
+        True if the directory had a run without a mark: an earlier version of oat began it.
+    """
     for left in directory.glob(f".new-{MARK}-*"):
         if _NEW.fullmatch(left.name) and _is_cut_off(left):
             with suppress(OSError):
                 left.unlink()
     if _is_marked(directory):
-        return
+        return False
+    is_earlier = is_run(directory)
     new = directory / f".new-{MARK}-{secrets.token_hex(8)}"
     with saying_what_is_free(directory / MARK):
         with new.open("x", encoding="utf-8") as file:
@@ -117,6 +122,7 @@ def mark(directory: Path) -> None:
         sync_to_disk(new)
         new.rename(directory / MARK)
         sync_to_disk(directory)
+    return is_earlier
 
 
 def remove_own(directory: Path, keep: Collection[str] = ()) -> None:
