@@ -3,6 +3,7 @@ version did where a setting says it."""
 
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from oat.config import stored
 from oat.rundir.mark import MARK
 
 
-def changes_said(config: Path, max_steps: int, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+def changes_said(
+    config: Path, max_steps: int, monkeypatch: pytest.MonkeyPatch, *names: str, words: Sequence[object] = ()
+) -> list[str]:
     """Continue a run with a version of `oat` that knows the changes `names`; return those that it told.
     `elsewhere` concerns another configuration."""
     known = tuple(
@@ -24,7 +27,7 @@ def changes_said(config: Path, max_steps: int, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(changes, "CHANGES", known)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert oat("train", config, "--stop.max_steps", max_steps) == 0
+        assert oat("train", config, "--stop.max_steps", max_steps, *words) == 0
     said = "\n".join(str(warning.message) for warning in caught)
     return [name for name in names if f"<{name}>" in said]
 
@@ -57,6 +60,29 @@ def test_a_run_killed_before_its_first_checkpoint_says_so_too(
         ["first", "second"] if written == "answers" else ["second"]
     )
     assert changes_said(config, 3, monkeypatch, "first", "second") == []
+
+
+@pytest.mark.parametrize("left", [None, "[]", '[{"changes": null}]'])
+def test_an_environment_that_was_removed_is_no_earlier_version(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None
+) -> None:
+    """If an entry has no names, the version that wrote it knew no changes."""
+    config, file = world.config("grpo", tmp_path, {"evaluation": None}), tmp_path / "grpo/environment.json"
+    assert changes_said(config, 1, monkeypatch, "first") == []
+    file.unlink() if left is None else file.write_text(left)
+    said = ["first"] if left and "changes" in left else []
+    assert changes_said(config, 2, monkeypatch, "first") == said
+
+
+def test_a_fork_that_is_killed_before_its_first_row_is_told_once(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, fork = world.config("grpo", tmp_path, {"evaluation": None}), ("--run_dir", tmp_path / "fork")
+    assert changes_said(config, 1, monkeypatch, "first") == []
+    words = (*fork, "--from", f"{tmp_path / 'grpo'}@1")
+    assert changes_said(config, 1, monkeypatch, "first", "second", words=words) == ["second"]
+    assert not (tmp_path / "fork" / "environment.json").exists()
+    assert changes_said(config, 2, monkeypatch, "first", "second", words=words) == []
 
 
 def test_what_a_run_lacks_is_what_its_version_did(

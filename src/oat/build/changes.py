@@ -165,12 +165,10 @@ def untold(run_dir: Path, config: Config) -> Iterator[str]:
     Raises:
         ConfigError: `environment.json` cannot be read as a list of entries.
     """
-    told = {
-        name
-        for entry in entries(run_dir / "environment.json")
-        if isinstance(entry, dict)
-        for name in entry.get("changes", ())
-    }
+    lists = [
+        entry.get("changes") for entry in entries(run_dir / "environment.json") if isinstance(entry, dict)
+    ]
+    told = {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
     for change in CHANGES:
         if change.name not in told and change.concerns(config):
             since = "" if change.is_kept else "from here on "

@@ -240,8 +240,9 @@ def _open(
             "were: it was removed, or the run was begun before oat wrote it; so nobody knows whether they "
             "have changed since; from here on they are held against what they are now"
         )
-    if is_begun or is_earlier or entries(directory / "environment.json"):
-        for sentence in untold(directory if origin is None else origin.run, config):
+    whose = directory if origin is None else origin.run
+    if is_earlier or entries(whose / "environment.json"):  # a run without either is of a version that marks
+        for sentence in untold(whose, config):
             warn(sentence)
     run_inputs = gather_inputs(resolved, folder=directory, known=known)
     with ExitStack() as left:
