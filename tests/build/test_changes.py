@@ -46,7 +46,8 @@ def test_a_run_killed_before_its_first_checkpoint_says_so_too(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
     """It learns again from what its ledger has. A run of this version that is killed there says nothing."""
-    config, run = world.config("grpo", tmp_path, {"evaluation": None}), tmp_path / "grpo"
+    changes = {"evaluation": None, "tracking.keep_trajectories": True}
+    config, run = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
     assert changes_said(config, 2, monkeypatch, "first") == []
     shutil.rmtree(run / "checkpoints")
     if written == "answers":
@@ -105,9 +106,11 @@ def test_what_a_run_lacks_is_what_its_version_did(
 
 
 @pytest.mark.parametrize("oracle", ["exact_match", "own"])
-def test_a_run_from_before_a_setting_goes_on(world: World, tmp_path: Path, oracle: str) -> None:
+def test_a_run_from_before_a_setting_goes_on(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], oracle: str
+) -> None:
     """The run's file lacks the settings of `EARLIER`, as an earlier version wrote it. Continued twice, it has
-    the values that are read, and keeps them."""
+    the values that are read, and keeps them. If this version began the run, a user removed them."""
     changes = {"oracle.name": world.oracle if oracle == "own" else oracle, "evaluation": None, "render": None}
     config, file = world.config("grpo", tmp_path, changes), tmp_path / "grpo" / "config.yaml"
     assert oat("train", config, "--stop.max_steps", 1) == 0
@@ -115,6 +118,10 @@ def test_a_run_from_before_a_setting_goes_on(world: World, tmp_path: Path, oracl
     for section, field in stored.EARLIER:
         del tree[section][field]
     file.write_text(yaml.safe_dump(tree))
+    assert oat("train", config, "--stop.max_steps", 2) == 2
+    assert "which the run wrote there when it began" in capsys.readouterr().err
+    told = file.with_name("environment.json")
+    told.write_text(told.read_text().replace('"changes"', '"others"'))
     for max_steps in (2, 3):
         assert oat("train", config, "--stop.max_steps", max_steps, "--compute.serialise", "true") == 0
         tree = yaml.safe_load(file.read_text())

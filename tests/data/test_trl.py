@@ -21,8 +21,8 @@ from oat.types import Answer, Key, Message, Question
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT.parent / "shared" / "real" / "dpo_en_demo.json"
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}{{ m.tool_calls | length if m.tool_calls }}{{ "
-    "eos_token }}{% endfor %}"
+    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}"
+    "{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant'[0] }}={% endif %}"
 )
 

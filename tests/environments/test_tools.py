@@ -97,7 +97,7 @@ def call(name: str, /, **arguments: Any) -> str:
             1,
         ),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "error: this is not JSON", 1),
-        ("<tool_call>" + "9" * 10_000 + "</tool_call>", "error: this is not JSON", 1),
+        ("<tool_call>" + "9" * 10_000 + "</tool_call>", "error: there is no tool '999", 1),
     ],
 )
 def test_a_call_in_json(response: str, said: str, failed: int) -> None:

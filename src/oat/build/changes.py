@@ -14,7 +14,8 @@ from typing import Any
 from oat.build.oracles import shows_groups
 from oat.config.load import dump
 from oat.config.settings import Config
-from oat.errors import OatError
+from oat.config.stored import lacking
+from oat.errors import ConfigError, OatError
 from oat.models.beside import has_left_over_adapter
 from oat.models.loading import load_tokenizer
 from oat.rundir.provenance import entries
@@ -173,3 +174,27 @@ def untold(run_dir: Path, config: Config) -> Iterator[str]:
         if change.name not in told and change.concerns(config):
             since = "" if change.is_kept else "from here on "
             yield f"{run_dir}: an earlier version of oat began this run, and {since}{change.says}"
+
+
+def refuse_removed(run_dir: Path) -> None:
+    """Refuse the `config.yaml` of a run if settings were removed from it by hand. Without them, it would look
+    as if a version that lacked them had begun the run.
+
+    Raises:
+        ConfigError: settings were removed; or `environment.json` cannot be read as a list of entries.
+    """
+    known = _known_in(run_dir)
+    removed = lacking(run_dir / "config.yaml") if known and known[0] else []
+    if removed:
+        raise ConfigError(
+            f"{run_dir / 'config.yaml'} lacks {' and '.join(removed)}, which the run wrote there when it "
+            "began; write it again as it was"
+        )
+
+
+def _known_in(run_dir: Path) -> list[list[str]]:
+    """Return the names of changes in each entry of a run's `environment.json`; empty lists for the entries of
+    versions that knew none."""
+    found = [entry for entry in entries(run_dir / "environment.json") if isinstance(entry, dict)]
+    lists = [entry.get("changes") for entry in found]
+    return [[*map(str, names)] if isinstance(names, list) else [] for names in lists]

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from oat.build.changes import untold
+from oat.build.changes import refuse_removed, untold
 from oat.build.directory import Home, hindrances, locked, make_directory, unclaim, unmake
 from oat.build.estimate import lengths_of
 from oat.build.fingerprints import (
@@ -280,6 +280,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
     try:
         if file.exists() or origin is not None:
             file = file if origin is None else origin.run / "config.yaml"
+            refuse_removed(file.parent)
             stored = resolve(load_stored(file)[0], {})
             resolved = as_stored(resolved, stored, file, is_fork=origin is not None)
         elif names := hindrances(directory):

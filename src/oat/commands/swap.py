@@ -236,9 +236,10 @@ def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str], 
     bridge_of(new).rename(out / mark)
     sync_to_disk(out)
     old = {*stale, *names} - {mark}
-    for name in sorted(old, key=lambda name: name not in keys):
+    order = [*keys, *sorted(old)]  # not that of a set, which differs between processes
+    for name in sorted(old, key=order.index):
         remove(out / name)
     sync_to_disk(out)
-    for name in sorted(names, key=lambda name: (name == mark, name in keys)):
+    for name in sorted(names, key=lambda name: (name == mark, name in keys, name)):
         (new / name).rename(out / name)
     sync_to_disk(out)

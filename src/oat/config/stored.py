@@ -25,11 +25,27 @@ def load_stored(file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Orig
         ConfigError: see `load_config`.
     """
     tree, origins = read_tree(file)
-    for (section, field), value in EARLIER.items():
-        fields = {} if tree.get(section) is None else tree[section]
-        if isinstance(fields, dict) and field not in fields:
-            tree[section] = {**fields, field: value}
+    for section, field in _lacking(tree):
+        tree[section] = {**(tree.get(section) or {}), field: EARLIER[section, field]}
     return load_tree(tree, origins, file, overrides)
+
+
+def lacking(file: Path) -> list[str]:
+    """Return the settings of `EARLIER` that the `config.yaml` of a run directory lacks.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    return [".".join(each) for each in _lacking(read_tree(file)[0])]
+
+
+def _lacking(tree: dict[str, Any]) -> list[tuple[str, str]]:
+    sections = {each: {} if tree.get(each) is None else tree[each] for each, _ in EARLIER}
+    return [
+        (section, field)
+        for section, field in EARLIER
+        if isinstance(sections[section], dict) and field not in sections[section]
+    ]
 
 
 def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:

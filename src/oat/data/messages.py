@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
 from typing import Any
 
-from oat.errors import DataError, did_you_mean
+from oat.errors import DataError, did_you_mean, warn
 from oat.types import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -168,6 +168,7 @@ def _message(entry: Any, where: str) -> Message:
         else ("role", "content")
     )
     given = _without_null(entry) if isinstance(entry, dict) else {}
+    _say_null_arguments(given.get("tool_calls"), entry)
     fields = {name: value for name, value in given.items() if name not in keys}
     role = role_of(entry)
     needs_no_text = role == "assistant" and _says_otherwise(fields)
@@ -200,6 +201,21 @@ def _message(entry: Any, where: str) -> Message:
             f"{role}'s; remove it"
         )
     return Message(role, content, fields)
+
+
+def _say_null_arguments(calls: Any, entry: Any) -> None:
+    """Warn if a call of a message has other arguments without their null fields."""
+    if not isinstance(calls, list):
+        return
+    for call, stored in zip(calls, (each for each in entry["tool_calls"] if each is not None), strict=False):
+        pair = [each.get("function", each) if isinstance(each, dict) else {} for each in (call, stored)]
+        ours, theirs = [each.get("arguments") if isinstance(each, dict) else None for each in pair]
+        if isinstance(theirs, dict) and ours != theirs:
+            warn(
+                "calls of tools have arguments that are null, and null counts as missing, since tables store "
+                "it for each field that a record lacks; to keep null, give the arguments as JSON text"
+            )
+            return
 
 
 def _says_otherwise(fields: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ A value of JSON is converted only if nothing of it is lost or made up:
 * An integer counts as a `float`, and 2.0 as an `int`. `true` is no number, and 1 no `bool`.
 * A text counts as the value that it spells (`"3"`, `"[1, 2]"`), if the annotation takes no such text. Text
   that was written without quotes (`Written`) counts as a text only if it spells no value that the annotation
-  takes.
+  takes. If the annotation takes texts too, `00123` and `+49` are texts: a template writes no number so.
 * An object counts as a dataclass, a TypedDict, a NamedTuple or a pydantic model if its names are the fields.
   A list counts as a tuple or a set. A value of an Enum counts as its member.
 * For a union, the type that a value has already comes first, and then the order of the union.
@@ -17,6 +17,7 @@ import collections.abc as abc
 import dataclasses
 import enum
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,7 @@ import msgspec
 
 from oat.environments.results import error_text
 from oat.errors import shown
-from oat.text.call_forms import Written, json_value, literal
+from oat.text.call_forms import Written, WrittenInJson, json_value, literal
 
 _SAMPLES: tuple[Any, ...] = ("", 0, 0.5, True, None, [], {})
 """A value of each type of JSON."""
@@ -49,9 +50,23 @@ def converted(value: Any, wanted: Any) -> Any:
     Raises:
         ValueError: it is no such value. The message says what is wanted.
     """
-    if type(value) is Written:
-        return _first([*_spelled(value), str(value)], wanted) if _bare(wanted) is not str else str(value)
+    if isinstance(value, Written):
+        return _of_written(value, wanted)
     return _first([value, *(_spelled(value) if isinstance(value, str) else [])], wanted)
+
+
+def _of_written(written: Written, wanted: Any) -> Any:
+    """Return what was written without quotes as a type.
+
+    Raises:
+        ValueError: it spells no such value.
+    """
+    text, spelled = str(written), _spelled(written)
+    with suppress(ValueError):
+        _strictly(text, wanted)
+        write = json.dumps if isinstance(written, WrittenInJson) else str
+        spelled = [each for each in spelled if isinstance(each, list | dict) or write(each) == text]
+    return _first([*spelled, text], wanted) if _bare(wanted) is not str else text
 
 
 def is_possible(wanted: Any, within: tuple[type, ...] = ()) -> bool:

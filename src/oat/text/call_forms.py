@@ -24,7 +24,13 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 
 
 class Written(str):
-    """An argument that was written without quotes: a text, or a value of another type."""
+    """An argument that was written without quotes: a text, or another value as `str` writes it."""
+
+    __slots__ = ()
+
+
+class WrittenInJson(Written):
+    """An argument that was written without quotes: a text, or another value as JSON writes it."""
 
     __slots__ = ()
 
@@ -122,7 +128,7 @@ def read_function(text: str, match: "re.Match[str]") -> Found | None:
     at = _behind_blank(text, match.end())
     if text[at : at + 1] in ("{", '"'):
         return read_named(text, match)
-    parameter = r"<parameter=(?P<name>[^>\n]{1,64})>"
+    parameter = r"<parameter=(?P<name>[^>\n]++)>"
     return _read_xml(text, match, parameter, "</parameter>", "</function>", strips=True)
 
 
@@ -130,16 +136,17 @@ def read_invoke(text: str, match: "re.Match[str]") -> Found | None:
     """Read `<invoke name="...">` (MiniMax), with a prefix (DeepSeek 3.2) or none."""
     prefix = match["prefix"]
     parameter = (
-        rf'<{re.escape(prefix)}parameter name="(?P<name>[^"\n]{{1,64}})"'
+        rf'<{re.escape(prefix)}parameter name="(?P<name>[^"\n]++)"'
         r'(?: string="(?P<is_text>true|false)")?>'
     )
-    return _read_xml(text, match, parameter, f"</{prefix}parameter>", f"</{prefix}invoke>")
+    closes_value, close = f"</{prefix}parameter>", f"</{prefix}invoke>"
+    return _read_xml(text, match, parameter, closes_value, close, written_as=WrittenInJson)
 
 
 def read_keys(text: str, match: "re.Match[str]") -> Found | None:
     """Read a name, then pairs of `<arg_key>` and `<arg_value>` (GLM)."""
-    parameter = r"<arg_key>(?P<name>[^<\n]{1,64})</arg_key>\s*<arg_value>"
-    return _read_xml(text, match, parameter, "</arg_value>", "</tool_call>")
+    parameter = r"<arg_key>(?P<name>[^<\n]++)</arg_key>\s*<arg_value>"
+    return _read_xml(text, match, parameter, "</arg_value>", "</tool_call>", written_as=WrittenInJson)
 
 
 def read_python(text: str, match: "re.Match[str]", *, close: str) -> Found | None:
@@ -250,7 +257,14 @@ def _with_arguments(name: str, arguments: Any) -> ToolCall:
 
 
 def _read_xml(
-    text: str, match: "re.Match[str]", parameter: str, closes_value: str, close: str, *, strips: bool = False
+    text: str,
+    match: "re.Match[str]",
+    parameter: str,
+    closes_value: str,
+    close: str,
+    *,
+    strips: bool = False,
+    written_as: type[Written] = Written,
 ) -> Found | None:
     """Read a call of which each parameter has an opening and a closing mark.
 
@@ -275,7 +289,7 @@ def _read_xml(
         if strips and len(written) > 1 and written[0] == written[-1] == "\n":
             written = written[1:-1]
         is_text = opened.groupdict().get("is_text") == "true"
-        arguments[opened["name"]] = written if is_text else Written(written)
+        arguments[opened["name"]] = written if is_text else written_as(written)
         at = ended.end()
     at = _behind_blank(text, at)
     if text.startswith(close, at):
@@ -288,7 +302,8 @@ def _python_calls(text: str) -> list[ToolCall] | None:
     """Return the calls of an expression of Python, or of several in lines; None if there are none."""
     written = text.strip()
     if not written.startswith("["):
-        written = "[" + ",".join(line for line in written.splitlines() if line.strip()) + "]"
+        # not `splitlines`: a string may have the other separators of lines as they are
+        written = "[" + ",".join(line for line in written.split("\n") if line.strip()) + "]"
     try:
         listed = _syntax(written)
         return [_python_call(each) for each in listed.elts] if isinstance(listed, ast.List) else None

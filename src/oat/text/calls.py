@@ -22,15 +22,17 @@ from oat.text.call_forms import (
     read_python,
 )
 
-_BRACKET = re.compile(r"\[(\w{1,64})\(([^\[\]]*)\)\]")
-_NAME = r"(?P<name>[\w.\-]{1,64}+)"
+_BRACKET = re.compile(r"\[(\w++)\(([^\[\]]*)\)\]")
+_NAME = r"(?P<name>[\w.\-]++)"
 _KIMI = re.escape("<|tool_call_argument_begin|>")
 _HERMES = partial(read_json, close="</tool_call>")
 _GEMMA = partial(read_braces, quote='<|"|>', close="<tool_call|>")
 _FUNCTION_GEMMA = partial(read_braces, quote="<escape>", close="<end_function_call>")
 
+_CLOSING = re.compile(r"\s*(?:</tool_call>)?")
+"""What may stand between the end of a call and the end of a longer text that could not be read as one."""
 _MOST = 1000
-"""Largest number of calls that are read in a response."""
+"""Largest number of calls that are read in a response, and of openings."""
 
 _Form = tuple["re.Pattern[str]", Read]
 """The pattern that opens a call, and the function that reads the call behind it."""
@@ -103,22 +105,42 @@ def bracket_calls(response: str) -> list[ToolCall]:
 
 def _calls(text: str, forms: Sequence[_Form]) -> Iterator[ToolCall]:
     """Yield the calls in the given forms, in the order of the text. A form of which a call is not closed is
-    sought no further. So the time is linear in the length of the text."""
+    sought no further, and at most `_MOST` openings are read. So the time is linear in the length of the
+    text."""
     at = 0
     opened = [(opening.search(text), opening, read) for opening, read in forms]
-    while True:
+    unread: tuple[Sequence[ToolCall], int] | None = None
+    for _ in range(_MOST):
         opened = [
             (opening.search(text, at) if match is not None and match.start() < at else match, opening, read)
             for match, opening, read in opened
         ]
         opened = [each for each in opened if each[0] is not None]
-        if not opened:
+        first = min(opened, key=lambda each: each[0].start() if each[0] is not None else 0, default=None)
+        match = first[0] if first is not None else None
+        if unread is not None and (match is None or match.start() >= unread[1]):
+            # no call stands within what could not be read
+            yield from unread[0]
+            at, unread = unread[1], None
+            continue
+        if first is None or match is None:
             return
-        first = min(opened, key=lambda each: each[0].start() if each[0] is not None else 0)
-        match, _, read = first
-        found = read(text, match) if match is not None else None
+        found = first[2](text, match)
         if found is None:
             opened.remove(first)
             continue
-        calls, at = found
-        yield from calls
+        calls, end = found
+        is_read = not any(call.fault for call in calls)
+        if unread is None and is_read:
+            yield from calls
+            at = end
+        elif unread is None:
+            unread, at = found, match.end()
+        elif is_read and (end > unread[1] or _CLOSING.fullmatch(text, end, unread[1])):
+            # what could not be read only mentions the opening of a call
+            yield from calls
+            at, unread = max(end, unread[1]), None
+        else:
+            at = match.end()
+    if unread is not None:
+        yield from unread[0]

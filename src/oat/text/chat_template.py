@@ -1,13 +1,13 @@
 """Chat templates with a tokenizer: conversations are rendered to text, and the text is turned into ids."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oat.errors import TemplateError, described, shortened
-from oat.text.control_tokens import any_of, marked, without_json_escapes
+from oat.text.control_tokens import any_of, has_marks, marked, without_json_escapes
 from oat.text.joining import Joiner
 from oat.text.recorded_calls import CallStyle, check_calls, study_calls
 from oat.types import Message
@@ -66,9 +66,10 @@ class ChatTemplate:
         ]
         if not any(message.fields.get("tool_calls") for message in messages):
             return self._rendered(conversation, generate=generate)
-        text = self._rendered([self.calls.put(message) for message in conversation], generate=generate)
+        put = [self.calls.put(message) for message in conversation]
+        text = self._rendered(put, generate=generate)
         if "tool_calls" in self.source:
-            check_calls(conversation, text)
+            check_calls(put, text, lambda renamed: self._rendered(renamed, generate=generate))
         return text
 
     @cached_property
@@ -76,7 +77,7 @@ class ChatTemplate:
         """How the template takes the calls of a message."""
         return study_calls(lambda messages: self._rendered(messages, generate=False))
 
-    def _rendered(self, conversation: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
+    def _rendered(self, conversation: Sequence[dict[str, Any]], *, generate: bool) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
                 conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
@@ -87,7 +88,9 @@ class ChatTemplate:
                 f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
                 "another template or change the roles"
             ) from error
-        return without_json_escapes(str(text)) if "tojson" in self.source else str(text)
+        if "tojson" in self.source and any(map(has_marks, conversation)):
+            return without_json_escapes(str(text))
+        return str(text)
 
     def behind_response(self, messages: Sequence[Message] = (), *, generate: bool) -> str:
         """Return the text that follows a response: the end of its turn, then `messages`.

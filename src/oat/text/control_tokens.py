@@ -34,6 +34,15 @@ def marked(value: Any, control: re.Pattern[str]) -> Any:
     return [marked(part, control) for part in value] if isinstance(value, list) else value
 
 
+def has_marks(value: Any) -> bool:
+    """Return True if `marked` has marked a control token in a value."""
+    if isinstance(value, str):
+        return _OPEN in value
+    if isinstance(value, dict):
+        return any(has_marks(name) or has_marks(part) for name, part in value.items())
+    return isinstance(value, list) and any(map(has_marks, value))
+
+
 def without_json_escapes(text: str) -> str:
     """Return the text with the JSON escapes of the marking characters, such as `\\ufdd0`, replaced by these
     characters."""

@@ -54,25 +54,26 @@ class CallStyle:
             return call
         if isinstance(call.get("function"), dict):
             return {**call, "function": self._call(call["function"])}
-        return {**call, "arguments": self._arguments(call)} if "arguments" in call else call
+        return {**call, "arguments": self._arguments(call)} if "name" in call else call
 
     def _arguments(self, call: Mapping[str, Any]) -> Any:
-        given = call["arguments"]
-        given = "{}" if isinstance(given, str) and not given.strip() else given
-        if self.are_objects is False and not isinstance(given, str):
-            return json.dumps(given, ensure_ascii=False)
-        if not self.are_objects or not isinstance(given, str):
-            return given
-        try:
-            value = json_value(given)
-        except (ValueError, RecursionError):
-            value = None
+        given = call.get("arguments")
+        if given is None or (isinstance(given, str) and not given.strip()):
+            given = {} if self.are_objects else "{}"
+        value = given
+        if isinstance(given, str):
+            if not self.are_objects:  # a template that writes texts as they are may have a form of its own
+                return given
+            try:
+                value = json_value(given)
+            except (ValueError, RecursionError):
+                value = None
         if not isinstance(value, dict):
             raise TemplateError(
-                f"a call of {shown(call.get('name'))} has the arguments {shown(given)}, which are not the "
-                "JSON text of one object that has each name once; repair the record"
+                f"a call of {shown(call.get('name'))} has the arguments {shown(given)}, which are neither an "
+                "object nor the JSON text of one that has each name once; repair the record"
             )
-        return value
+        return json.dumps(value, ensure_ascii=False) if self.are_objects is False else value
 
 
 def study_calls(render: Callable[[list[dict[str, Any]]], str]) -> CallStyle:
@@ -102,23 +103,61 @@ def study_calls(render: Callable[[list[dict[str, Any]]], str]) -> CallStyle:
     return CallStyle(shown_as_json[0] if shown_as_json else None)
 
 
-def check_calls(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+def check_calls(
+    messages: Sequence[Mapping[str, Any]], text: str, render: Callable[[list[dict[str, Any]]], str]
+) -> None:
     """Check that every call of a conversation stands in its rendered text.
+
+    Args:
+        render: renders messages, given as dicts. They get calls of other names, since the tool's own name may
+            stand in other parts of the text too.
 
     Raises:
         TemplateError: the template leaves out a call.
     """
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
-    said = [str(each.get("name")) for each in functions if isinstance(each, dict)]
-    names = Counter(name for name in said if _PLAIN.fullmatch(name))  # others may be written with escapes
-    missing = [name for name, count in names.items() if text.count(name) < count]
+    names: list[str] = []
+    renamed = [_renamed(message, names) for message in messages]
+    try:
+        written = render(renamed)
+        missing = [name for place, name in enumerate(names) if _mark(place) not in written]
+    except TemplateError:  # the template knows the tools by name
+        missing = [name for name, count in Counter(names).items() if text.count(name) < count]
     if missing:
+        listed = ", ".join(map(shown, dict.fromkeys(missing)))
         raise TemplateError(
-            f"the chat template leaves out a call of {', '.join(map(shown, missing))}. Some templates write "
-            "only the first call of a message, or no call beside a text; give each call a message of its "
-            "own, without text, or choose another template"
+            f"the chat template leaves out a call of {listed}. Some templates write "
+            "only the first call of a message, or no call beside a text: give each call a message of its "
+            "own, without text. Some write a call's `id` and not its name: give the `id` that they want, "
+            "such as `functions.find:0`. Or choose another template"
         )
+
+
+def _mark(place: int) -> str:
+    return f"{_NAME}{place}x"
+
+
+def _renamed(message: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Return a message whose calls have names that stand nowhere else, also in their `id`.
+
+    Args:
+        names: the tools' names in the calls before these; these calls' are added.
+    """
+
+    def rename(call: Any) -> Any:
+        if not isinstance(call, dict):
+            return call
+        function = call.get("function")
+        inner = function if isinstance(function, dict) else call
+        name = inner.get("name")
+        if not isinstance(name, str) or not _PLAIN.fullmatch(name):  # others may be written with escapes
+            return call
+        mark = _mark(len(names))
+        names.append(name)
+        own = {**call, "id": str(call["id"]).replace(f".{name}:", f".{mark}:")} if "id" in call else call
+        return {**own, "name": mark} if inner is call else {**own, "function": {**inner, "name": mark}}
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [rename(call) for call in calls]} if calls else dict(message)
 
 
 def probe_message(is_object: bool = True) -> dict[str, Any]:
