@@ -17,6 +17,9 @@ from oat.text.renderer import Renderer
 from oat.types import Message
 
 MARKS = ("</tool_call>", "<tool_call>", "</parameter>", "</function>", "```", "<|call|>", "]", "}", '"', "\\")
+MARKS += ("\u2028", "\x85", "\\ufdd0")
+NUMERALS = ("00123", "+4915", "1_000", "0x10", "3.10", " 12", "1e5", "NaN")
+"""Texts that spell numbers, as no template writes a number."""
 LITERALS = ("null", "3", "True", "[1]", "'")
 TAKES_TEXT = ("qwen 3", "deepseek 3", "phi 4 mini, text")
 """The forms that take arguments as JSON text."""
@@ -120,6 +123,43 @@ def test_a_written_call_is_read_back(renderers: dict[str, Renderer], form: str) 
     check()
 
 
+def free(value: Any) -> str:
+    GOT.append({"value": value})
+    return "noted"
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_a_text_that_spells_a_number_stays_a_text(renderers: dict[str, Renderer], form: str) -> None:
+    tools = Tools([free])
+    for numeral in NUMERALS:
+        GOT.clear()
+        tools.answer(renderers[form].text(renderers[form].response(called({"value": numeral}, name="free"))))
+        assert [each["value"] for each in GOT] == [numeral]
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_names_may_be_long(renderers: dict[str, Renderer], form: str) -> None:
+    name, argument = "get_" * 40, "of_" * 40
+    text = renderers[form].text(renderers[form].response(called({argument: "x"}, name=name)))
+    (call,) = template_calls(text)
+    assert (call.name, call.arguments) == (name, {argument: "x"})
+
+
+@pytest.mark.parametrize("form", [form for form in CALLS if form not in SINGLE])
+def test_a_mention_of_a_call_hides_no_call(renderers: dict[str, Renderer], form: str) -> None:
+    """What follows an opening may be no call. A call behind it is read as without the mention."""
+    text = renderers[form].text(renderers[form].response(called({"text": "a <tool_call> b", "number": 3})))
+    calls = template_calls(text)
+    assert [call.fault for call in calls] == [""]
+    for mention in (
+        "<tool_call>",
+        "`<tool_call>` or <function=f>",
+        "<tool_call>\n<tool_call>",
+        "<tool_calls>",
+    ):
+        assert template_calls(f"I use {mention} now.\n{text}") == calls, mention
+
+
 def in_order(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in ("text", "number", *DEFAULTS)}
 
@@ -131,13 +171,15 @@ def test_the_two_forms_of_recorded_arguments_are_learned_alike(
     arguments = {"text": 'a "b"\n</tool_call>', "number": 3}
     response = renderers[form].response
     assert response(called(arguments)).tolist() == response(called(json.dumps(arguments))).tolist()
-    assert response(called({})).tolist() == response(called("")).tolist() == response(called("{}")).tolist()
+    nothing = [response(called(each)).tolist() for each in ({}, "", "{}", None)]
+    assert nothing == nothing[:1] * 4
 
 
-@pytest.mark.parametrize("form", [form for form in CALLS if form not in TAKES_TEXT])
+@pytest.mark.parametrize("form", CALLS)
 def test_arguments_that_are_no_object_are_refused(renderers: dict[str, Renderer], form: str) -> None:
     """A template that takes objects would write another text as a text within JSON."""
-    for wrong in ("[1]", "3", "{", '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}', "x"):
+    wrong_texts = ("[1]", "3", "{", '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}', "x")
+    for wrong in ([1], 3, *(wrong_texts if form not in TAKES_TEXT else ())):
         with pytest.raises(TemplateError, match="a call of 'note' has the arguments"):
             renderers[form].response(called(wrong))
 
@@ -148,8 +190,21 @@ def test_calls_that_a_template_leaves_out_are_refused(tokenizer: Any, tmp_path: 
     assert "note" in renderer.text(renderer.response(called({})))
     with pytest.raises(TemplateError, match="leaves out a call of 'note'"):
         renderer.response(called({}, {}))
-    with pytest.raises(TemplateError, match="leaves out a call of 'note'"):
-        renderer.prompt([Message("user", "a"), called({}, {}), Message("tool", "b")])
+    for said in ("a", "note that a note is a note"):
+        with pytest.raises(TemplateError, match="leaves out a call of 'note'"):
+            renderer.prompt([Message("user", said), called({}, {}), Message("tool", "b")])
+
+
+def test_a_template_that_writes_the_id_for_the_name(tokenizer: Any, tmp_path: Path) -> None:
+    """Kimi K2's template writes the `id` of a call alone. An id that has no name loses the name."""
+    source = template("kimi").replace("functions.{{ f.name }}:{{ loop.index0 }}", "{{ c.id }}")
+    assert "c.id" in source
+    renderer = Renderer(tokenizer, template=write(tmp_path, source))
+    message = called({})
+    with pytest.raises(TemplateError, match="Some write a call's `id`"):
+        renderer.prompt([Message("user", "note"), message, Message("tool", "b")])
+    message.fields["tool_calls"][0]["id"] = "functions.note:0"
+    assert len(renderer.prompt([Message("user", "note"), message, Message("tool", "b")]))
 
 
 def test_a_template_that_names_calls_and_writes_none(tokenizer: Any, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ _HERMES = partial(read_json, close="</tool_call>")
 _GEMMA = partial(read_braces, quote='<|"|>', close="<tool_call|>")
 _FUNCTION_GEMMA = partial(read_braces, quote="<escape>", close="<end_function_call>")
 
-_CLOSING = re.compile(r"\s*(?:</tool_call>)?")
+_CLOSING = re.compile(r"\s*(?:</\w+>)?")
 """What may stand between the end of a call and the end of a longer text that could not be read as one."""
 _MOST = 1000
 """Largest number of calls that are read in a response, and of openings."""
