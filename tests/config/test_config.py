@@ -223,3 +223,16 @@ def test_a_flag_alone_is_true_and_serialise_is_short(here: Path) -> None:
     assert resolved("run.yaml", "--serialise").compute.serialise
     assert resolved("run.yaml", "--compute.serialise", "--seed", "3").compute.serialise
     assert not resolved("run.yaml", "--serialise", "false").compute.serialise
+
+
+@pytest.mark.parametrize("text", ["runs/h #2", "runs/a\nb", " a  b ", "h #", "x\n\ny", "\u2028é"])
+def test_a_text_of_a_flag_is_taken_as_it_is(text: str, tmp_path: Path) -> None:
+    """YAML alone would drop a comment and fold blanks: another folder."""
+    file = tmp_path / "a.yaml"
+    file.write_text(MINIMAL)
+
+    def run_dir(given: str) -> str:
+        return load_config(file, ["--run_dir", given])[0].run_dir
+
+    assert run_dir(text) == text
+    assert (run_dir('"007"'), run_dir("'a #b'")) == ("007", "a #b")

@@ -12,7 +12,7 @@ from oat.blobs import pack, unpack
 from oat.data.fit import Fit
 from oat.data.formats import Layout, scores_of
 from oat.data.prompt_set import PromptSet, Source, read_prompts
-from oat.errors import DataError
+from oat.errors import DataError, OatWarning
 from oat.models.loading import load_tokenizer
 from oat.text.renderer import Renderer
 from oat.types import Group, Message
@@ -276,7 +276,8 @@ def test_parts_of_text_are_joined():
         {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "user", "content": "and?"},
     ]
-    (prompt,) = read([{"messages": said}])
+    with pytest.warns(OatWarning, match="arguments that are null"):
+        (prompt,) = read([{"messages": said}])
     call = Message("assistant", "", {"tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]})
     assert prompt.messages == (Message("user", "1+1"), call, Message("user", "and?"))
     assert unpack(pack([Group(prompt, ())]))[0].prompt.messages == prompt.messages, "they are stored whole"

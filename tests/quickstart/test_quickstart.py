@@ -461,3 +461,14 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "heldout.jsonl", "demonstrations.jsonl"])
+def test_records_of_the_users_are_never_replaced(tmp_path: Path, name: str):
+    task = build_task(0, demonstrations=8)
+    task.write(tmp_path)
+    task.write(tmp_path)
+    (tmp_path / name).write_text('{"prompt": "mine"}\n')
+    with pytest.raises(ConfigError, match=f"{name}: is not what this command writes"):
+        task.write(tmp_path)
+    assert (tmp_path / name).read_text() == '{"prompt": "mine"}\n'

@@ -291,3 +291,23 @@ def test_what_cannot_be_plotted(
     )
     assert not Path("plot.csv").exists()
     assert oat("plot", run, "--out", "plot.csv") == 0
+
+
+def test_only_tables_of_plots_are_replaced(make: Make, tmp_path: Path) -> None:
+    """A user's table may begin as those of `oat plot` do."""
+    out, runs = tmp_path / "a.csv", [make("a", curve(1.0)), make("b", curve(2.0))]
+    assert oat("plot", *runs, "--out", out) == 0
+    written = out.read_text()
+    assert oat("plot", runs[0], "--out", out) == 0
+    rows = written.splitlines()
+    users = [
+        "line,runs,hits\n1,2,3\n",
+        "".join(f"{row},{'my remark' if place == 0 else 'good'}\n" for place, row in enumerate(rows)),
+        written + "and a note\n",
+        written.replace(",low,", ",lowest,"),
+        "line,runs\n",
+    ]
+    for text in users:
+        out.write_text(text)
+        assert oat("plot", *runs, "--out", out) == 2
+        assert out.read_text() == text

@@ -449,9 +449,11 @@ def _parse(flag: str, text: str) -> Any:
     if not is_utf8(text):
         raise ConfigError(f"{flag}: {text!r} is no text in UTF-8; give it in UTF-8")
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError):
         raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
+    # YAML would take ` #2` at the end of a folder's name for a comment
+    return text if isinstance(value, str) and text[:1] not in ("'", '"') else value
 
 
 def _set(tree: dict[str, Any], names: list[str], value: Any, flag: str, origins: Origins) -> None:

@@ -72,7 +72,7 @@ def quickstart(out: Path, seed: int = SEED) -> int:
     places = _claim(out)
     runs = configurations(out, seed)
     for name, tree in runs.items():
-        _refuse_changed(out / f"{name}.yaml", tree)
+        refuse_changed(out / f"{name}.yaml", _text(tree))
     what = (
         "a tiny model that learns sums from a poor teacher, then DPO and GRPO beside their controls, two "
         "at a time"
@@ -208,13 +208,13 @@ def _is_beginning(text: bytes) -> bool:
     return text[: len(_MADE_BY)] == _MADE_BY.encode()[: len(text)]
 
 
-def _refuse_changed(file: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse to replace a configuration that is not the one that the run would get.
+def refuse_changed(file: Path, text: str) -> None:
+    """Refuse to replace a file that has something else than this command would write.
 
     Raises:
-        ConfigError: it is another one.
+        ConfigError: it has.
     """
-    if os.path.lexists(file) and not (file.is_file() and file.read_bytes() == _text(tree).encode()):
+    if os.path.lexists(file) and not (file.is_file() and file.read_bytes() == text.encode()):
         raise ConfigError(
             f"{file}: is not what this command writes, so somebody has changed it, or it is of another seed, "
             "folder or version; move it away, or give another --out"

@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from oat.files import write_atomically
 from oat.models.causal_lm import CausalLM
+from oat.quickstart import refuse_changed
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import Message
@@ -111,9 +112,14 @@ def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200) -
 
 
 def write_records(path: Path, records: Iterable[tuple[str, str]]) -> None:
-    write_atomically(
-        path, "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in records)
-    )
+    """Write records into a file.
+
+    Raises:
+        ConfigError: the file exists, and has something else.
+    """
+    text = "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in records)
+    refuse_changed(path, text)
+    write_atomically(path, text)
 
 
 def build_tokenizer() -> Any:

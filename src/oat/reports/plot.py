@@ -142,10 +142,29 @@ def plot_runs(
 
 def _is_ours(file: Path) -> bool:
     """Return True if `plot_runs` has written a file. An earlier plot may be replaced."""
+    if file.suffix == ".csv":
+        return _is_table(file)
     with file.open("rb") as stream:
-        head = stream.read(_HEAD_BYTES)
-    is_table = file.suffix == ".csv"
-    return head.startswith(",".join(_TABLE_HEAD).encode()) if is_table else _SOFTWARE.encode() in head
+        return _SOFTWARE.encode() in stream.read(_HEAD_BYTES)
+
+
+def _is_table(file: Path) -> bool:
+    """Return True if a file is a table as `_write_table` writes it."""
+    try:
+        with file.open(encoding="utf-8", newline="") as text:
+            head, *rows = csv.reader(text, strict=True)
+            numbers = [float(cell) for row in rows for cell in row[len(head) - 3 :]]
+    except (ValueError, csv.Error):
+        return False
+    columns = [[*_TABLE_HEAD, x] for x, _ in _AXES.values()]
+    last = len(head) - (head[-1:] == [CHANGES])
+    return (
+        head[:3] in columns
+        and head[last - 2 : last] == ["low", "high"]
+        and (last == 6 or (last == 7 and head[3:5] == ["metric", "mean"]))
+        and all(len(row) == len(head) and row[1].isdigit() for row in rows)
+        and all(map(math.isfinite, numbers))
+    )
 
 
 def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
