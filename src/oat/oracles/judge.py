@@ -56,14 +56,15 @@ from oat.oracles.judge_calls import Call, OpenQuestion
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import ChatCompletion, read_completion
-from oat.oracles.judge_verdicts import read_reply, score_reader, verdict_reader
+from oat.oracles.judge_texts import score_reader, verdict_reader
+from oat.oracles.judge_verdicts import read_reply
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
 _NO_LOGPROBS = (400, 403, 404, 422, 501)
 """Statuses with which an endpoint may refuse to give log-probabilities."""
-_READING = 2
+_READING = 3
 """The version of how replies are read. Answers that were read in another way are not used again."""
 
 

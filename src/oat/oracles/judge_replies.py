@@ -50,7 +50,7 @@ _CONTROL_TOKEN = re.compile(_CONTROL)
 _FIRST_TOKENS = re.compile(rf"(?:\s|{_CONTROL}|<s>|<bos>)+")
 _LAST_TOKENS = re.compile(rf"(?:\s|{_CONTROL}|</s>|<eos>|<end_of_turn>|\[EOS\])+\Z")
 _ELEMENT = re.compile(r"<(/?)([A-Za-z][\w:.-]{0,40})(?:\s[^<>]{0,200})?>")
-_BEFORE_ANSWER = re.compile(r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,20}\]|◁/?\w{1,20}▷)\Z")
+_ENDS_THOUGHTS = re.compile(rf"(?:{_END_OF_THOUGHTS.pattern})\Z", re.IGNORECASE)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _RAW_BLANKS = re.compile("[Ġ▁Ċ]+")
 """How vocabularies write blanks at the beginning of a token. Some servers give tokens as they are there."""
@@ -79,9 +79,8 @@ class ChatCompletion:
         end: "whole"; "cut", if the largest number of tokens ended the reply; "broken", if something else did,
             such as a filter.
         tokens: the tokens with their log-probabilities; None if the endpoint gives none.
-        start: number of bytes of the tokens before the answer.
-        agreed: number of bytes of the answer that the tokens have at `start`; 0 if the answer is not found in
-            the tokens.
+        start: number of bytes of the tokens before the answer; None if it is not certain where the tokens
+            have the answer.
         said: the beginning of the text, for messages; if there is no text, that of the refusal.
         prompt_tokens, completion_tokens: what the reply says that it took; None if it does not say so.
     """
@@ -89,8 +88,7 @@ class ChatCompletion:
     answer: str
     end: Literal["whole", "cut", "broken"] = "whole"
     tokens: tuple[Token, ...] | None = None
-    start: int = 0
-    agreed: int = 0
+    start: int | None = None
     said: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -116,15 +114,12 @@ def read_completion(body: bytes) -> ChatCompletion:
     said = (text.strip() or _text(message.get("refusal")).strip())[:_MOST_SHOWN]
     answer, usage = answer_in(text), found.get("usage")
     tokens = _tokens(choice.get("logprobs"))
-    thoughts = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
-    start, agreed = _place(answer.encode("utf-8", "surrogatepass"), tokens or (), thoughts)
     counts = usage if isinstance(usage, dict) else {}
     return ChatCompletion(
         answer,
         end,
         tokens,
-        start,
-        agreed,
+        _place(text, answer, tokens or (), _thoughts(message)),
         said,
         _count(counts.get("prompt_tokens")),
         _count(counts.get("completion_tokens")),
@@ -238,8 +233,9 @@ def _piece(entry: Any) -> bytes | None:
     if isinstance(given, list) and all(isinstance(b, float) and b in range(256) for b in given):
         piece = bytes(map(int, given))
         whole = piece.decode("utf-8", "replace")
-        # servers write a part of a character, and what is not ASCII, in their own ways
-        is_same = whole in (text, _spaced(text)) or "\ufffd" in whole or not text.isascii()
+        # servers write a part of a character, a single byte, and what is not ASCII, in their own ways
+        is_byte = bool(_BYTE_TOKEN.fullmatch(text)) and piece == bytes.fromhex(text[3:5])
+        is_same = whole in (text, _spaced(text)) or is_byte or "\ufffd" in whole or not text.isascii()
         return piece if is_same else None
     if single := _BYTE_TOKEN.fullmatch(text):
         return bytes.fromhex(single[1])
@@ -257,26 +253,36 @@ def _logp(entry: Any) -> float | None:
     return value if isinstance(value, float) and not math.isnan(value) else None
 
 
-def _place(answer: bytes, tokens: Sequence[Token], thoughts: str) -> tuple[int, int]:
-    """Return `ChatCompletion.start` and `agreed`.
+def _thoughts(message: Mapping[str, Any]) -> set[str]:
+    """Return what the fields and the parts of a message have of thoughts, without blanks at the ends."""
+    content, details = (
+        [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        for found in (message.get("content"), message.get("reasoning_details"))
+    )
+    texts = [_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking")]
+    texts.append("".join(_text(each.get("thinking")) for each in content))
+    texts.append("".join(_text(each.get("text")) for each in content if each.get("thought")))
+    texts.append("".join(_text(each.get("text")) for each in details))
+    return {text.strip() for text in texts} - {""}
 
-    If the tokens end with the answer, this is the place: what comes before may be thoughts, also if the text
-    has none. It must be empty, end with a mark, or be the thoughts that the server took apart. Otherwise the
-    tokens must begin as the answer does.
+
+def _place(text: str, answer: str, tokens: Sequence[Token], thoughts: set[str]) -> int | None:
+    """Return `ChatCompletion.start`.
+
+    The tokens must be those of the text. Or they must end with the answer, and what comes before must be
+    nothing, the thoughts that the server took apart, or something that ends with the mark of their end.
     """
-    joined = b"".join(token.piece for token in tokens)
+    joined, sought = b"".join(token.piece for token in tokens), answer.encode("utf-8", "surrogatepass")
     if not answer or not joined:
-        return 0, 0
+        return None
     last = _LAST_TOKENS.search(joined[-_TAIL:].decode("utf-8", "replace"))
     for rest in (joined.rstrip(), joined[: -len(last[0].encode())] if last else joined):
-        if rest.endswith(answer):
-            before = rest[: -len(answer)].decode("utf-8", "replace").strip()
-            if not before or before == thoughts.strip() or _BEFORE_ANSWER.search(before[-_TAIL:]):
-                return len(rest) - len(answer), len(answer)
-    start = len(joined) - len(joined.lstrip())
-    rest = joined[start : start + len(answer)]
-    differ = (place for place, (a, b) in enumerate(zip(rest, answer, strict=False)) if a != b)
-    return (0, 0) if thoughts else (start, next(differ, min(len(rest), len(answer))))
+        before = rest[: -len(sought)].decode("utf-8", "replace").strip()
+        is_text = not before or rest.strip() == text.strip().encode("utf-8", "surrogatepass")
+        is_apart = before in thoughts or _ENDS_THOUGHTS.search(before[-_TAIL:])
+        if rest.endswith(sought) and ((is_text and answer not in thoughts) or is_apart):
+            return len(rest) - len(sought)
+    return None
 
 
 def _without_last_tokens(text: str) -> str:
