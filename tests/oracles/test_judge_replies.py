@@ -182,7 +182,8 @@ def broken(draw: st.DrawFn) -> tuple[Any, bool]:
         elif what == "double" and isinstance(parent, list):
             parent.append(copy.deepcopy(parent[path[-1]]))
         else:
-            odd = ODD if "message" in path else ODD | st.sampled_from(VERDICTS)
+            is_said = "message" in path  # a number there is what the judge says
+            odd = ODD.filter(lambda each: each not in (0, 1)) if is_said else ODD | st.sampled_from(VERDICTS)
             parent[path[-1]] = copy.deepcopy(draw(odd))
         if not isinstance(body, dict) or len(paths(body)) < 2:
             break

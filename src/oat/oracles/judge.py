@@ -105,7 +105,7 @@ class Judge(Oracle):
             "concurrency": c.concurrency,
         }
         self._client = HttpClient(bases, token=key, token_from=source, **limits)
-        self._shown = lambda text: (text.replace(key, "[key]") if key else text)[:_SHOWN]
+        self._masked = lambda text: text.replace(key, "[key]") if key else text
         self._reads = c.reads if c.mode == "compare" or is_of_digits(*c.range) else "text"
         self._has_logprobs: bool | None = False if self._reads == "text" else None
         self._refuses_logprobs = False
@@ -341,7 +341,7 @@ class Judge(Oracle):
         self._has_answered = True
         self._replies += 1
         self._read(call, reply)
-        call.said = self._shown(reply.said)
+        call.said, call.lacks = self._masked(reply.said)[:_SHOWN], self._masked(call.lacks)
         self._invalid += call.value is None
 
     def _read(self, call: Call, reply: ChatCompletion) -> None:

@@ -32,7 +32,10 @@ _UNKNOWN = -1000.0
 """A log-probability below this is no number of a sampled token, but stands for "not known": OpenAI sends
 -9999."""
 
-_WHOLE = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "completed")
+_WHOLE = (
+    *("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete", "completed"),
+    *("normal", "finish", "finished"),
+)
 _CUT = ("length", "max_tokens", "model_length", "max_output_tokens", "max_length")
 
 _NAMES = r"(?:seed:)?(?:ant)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflect(?:ion)?|analysis|scratchpad)"
@@ -78,6 +81,7 @@ class ChatCompletion:
         answer: the text without thoughts, and without blanks and control tokens at its ends.
         end: "whole"; "cut", if the largest number of tokens ended the reply; "broken", if something else did,
             such as a filter.
+        finish: why the reply has ended, in the endpoint's words; "" if it does not say so.
         tokens: the tokens with their log-probabilities; None if the endpoint gives none.
         start: number of bytes of the tokens before the answer; None if it is not certain where the tokens
             have the answer.
@@ -87,6 +91,7 @@ class ChatCompletion:
 
     answer: str
     end: Literal["whole", "cut", "broken"] = "whole"
+    finish: str = ""
     tokens: tuple[Token, ...] | None = None
     start: int | None = None
     said: str = ""
@@ -103,7 +108,8 @@ def read_completion(body: bytes) -> ChatCompletion:
     """
     found = _json(body)
     choice = _first_choice(found)
-    message, end = choice.get("message"), _end(choice.get("finish_reason"))
+    message, finish = choice.get("message"), _finish(choice.get("finish_reason"))
+    end = _end(finish)
     text = _text(message.get("content")) if isinstance(message, dict) else ""
     if not text or end == "broken":
         error = error_in(choice) or error_in(found)
@@ -118,6 +124,7 @@ def read_completion(body: bytes) -> ChatCompletion:
     return ChatCompletion(
         answer,
         end,
+        finish,
         tokens,
         _place(text, answer, tokens or (), _thoughts(message)),
         said,
@@ -161,19 +168,30 @@ def _first_choice(found: Any) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message: a string, or the parts of a list that are text and no thoughts."""
+    """Return the text of a message: a string, or the parts of a list that are text and no thoughts. A number
+    is the text of one, since some servers read the text as JSON."""
+    if isinstance(content, float) and math.isfinite(content):
+        return str(int(content) if content.is_integer() else content)
     parts = content if isinstance(content, list) else [content]
     return "".join(part if isinstance(part, str) else _text_of_part(part) for part in parts)
 
 
 def _text_of_part(part: Any) -> str:
     is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
-    text = part.get("text") if is_text and not part.get("thought") else None
+    text = part.get("text", part.get("content")) if is_text and not part.get("thought") else None
+    text = text.get("value") if isinstance(text, dict) else text
     return text if isinstance(text, str) else ""
 
 
-def _end(finish: Any) -> Literal["whole", "cut", "broken"]:
-    name = "" if finish is None else finish.casefold() if isinstance(finish, str) else "?"
+def _finish(finish: Any) -> str:
+    """Return the word of a reason to finish; "?" if there is something else than a word."""
+    if isinstance(finish, dict):
+        finish = finish.get("type", finish.get("reason", "?"))
+    return "" if finish is None else finish if isinstance(finish, str) else "?"
+
+
+def _end(finish: str) -> Literal["whole", "cut", "broken"]:
+    name = finish.casefold()
     return "whole" if name in _WHOLE else "cut" if name in _CUT else "broken"
 
 

@@ -20,6 +20,7 @@ LEAST_SHARE = 0.5
 """Least probability that all verdicts together have at the place where a verdict is read. Below one half, the
 judge would more probably have gone on with something else, and a few per cent would decide."""
 
+_MOST_SHOWN = 40
 _BESIDE = (
     "what comes below the verdict may turn it round; let the judge give reasons before a last line such as "
     "`Verdict: 0` or `Score: 7`, or none"
@@ -49,7 +50,8 @@ def read_reply(reply: ChatCompletion, reader: Reader[V], reads: Reads) -> Readin
             the log-probabilities too, if the reply has usable ones.
     """
     if reply.end == "broken":
-        return Reading(None, "it has ended before its end (finish_reason)")
+        word = reply.finish if len(reply.finish) <= _MOST_SHOWN else "..."
+        return Reading(None, f"it has ended before its end (finish_reason: {word!r})")
     said = reader.says(reply.answer, reply.end == "cut")
     if said is None:
         is_first = reader.says(reply.answer.partition("\n")[0]) is not None
