@@ -19,7 +19,8 @@ from openai_server import Shown, judging
 from oat.errors import OatWarning
 from oat.oracles.judge import Judge
 from oat.oracles.judge_replies import read_completion
-from oat.oracles.judge_verdicts import Reading, read_reply, score_reader, verdict_reader
+from oat.oracles.judge_texts import score_reader, verdict_reader
+from oat.oracles.judge_verdicts import Reading, read_reply
 from oat.types import Answer
 
 COMPARED = verdict_reader(("0", "1"))
@@ -99,12 +100,13 @@ THOUGHTS = [
 
 @st.composite
 def replies(draw: st.DrawFn) -> tuple[dict[str, Any], float, bool]:
-    """Draw a reply whose bytes are cut into tokens anywhere. Return it, the share of "0" at the token with
-    the verdict, and whether the verdicts are probable there."""
+    """Draw a reply whose bytes are cut into tokens anywhere, and whose thoughts are in the text, in the
+    tokens alone, or in a field, which may be unknown. Return it, the share of "0" at the token with the
+    verdict, and whether the verdicts are probable there and their place is known."""
     verdict, other = draw(st.permutations(["0", "1"]))
-    before = draw(st.sampled_from(THOUGHTS)).format(
-        draw(st.sampled_from(["1", "0 wins", "1 or 0\n", "hm é"]))
-    )
+    thoughts = draw(st.sampled_from(["1", "0", "0 wins", "1 or 0\n", "hm é"]))
+    field = draw(st.sampled_from(["", "reasoning_content", "thinking", "musings"]))
+    before = f"{thoughts}\n" if field else draw(st.sampled_from(THOUGHTS)).format(thoughts)
     answer = draw(st.sampled_from(OPENINGS)) + verdict + draw(st.sampled_from(CLOSINGS))
     raw = (before + answer).encode()
     cuts = sorted(draw(st.sets(st.integers(1, len(raw) - 1), max_size=len(raw)))) if len(raw) > 1 else []
@@ -124,8 +126,9 @@ def replies(draw: st.DrawFn) -> tuple[dict[str, Any], float, bool]:
             for each, q in top
         ]
         tokens.append({**listed[0], "top_logprobs": listed})
-    is_apart = before and draw(st.booleans())
-    return reply(answer if is_apart else before + answer, tokens), share, 1.4 * p >= 0.5
+    is_apart = bool(field) or (before and draw(st.booleans()))
+    body = reply(answer if is_apart else before + answer, tokens, **({field: thoughts} if field else {}))
+    return body, share, 1.4 * p >= 0.5 and field != "musings"
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -179,7 +182,8 @@ def broken(draw: st.DrawFn) -> tuple[Any, bool]:
         elif what == "double" and isinstance(parent, list):
             parent.append(copy.deepcopy(parent[path[-1]]))
         else:
-            odd = ODD if "message" in path else ODD | st.sampled_from(VERDICTS)
+            is_said = "message" in path  # a number there is what the judge says
+            odd = ODD.filter(lambda each: each not in (0, 1)) if is_said else ODD | st.sampled_from(VERDICTS)
             parent[path[-1]] = copy.deepcopy(draw(odd))
         if not isinstance(body, dict) or len(paths(body)) < 2:
             break

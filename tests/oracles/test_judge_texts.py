@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from cpu_time import seconds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judge_sayings import SCORES, VERDICTS
 from openai_server import completion
 
 from oat.errors import ConfigError
@@ -17,8 +20,12 @@ from oat.oracles.judge import Judge
 from oat.oracles.judge_config import JudgeConfig
 from oat.oracles.judge_prompts import quoted
 from oat.oracles.judge_replies import read_completion
-from oat.oracles.judge_verdicts import read_reply, score_in, verdict_in, verdict_reader
+from oat.oracles.judge_texts import score_reader, verdict_reader
+from oat.oracles.judge_verdicts import read_reply
 from oat.oracles.make import build_oracle
+
+COMPARED = verdict_reader(("0", "1", "T"))
+SCORED = score_reader(0, 9)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +58,12 @@ def test_what_stays_readable() -> None:
             ("**0**", "0"),
             ("0 is better", "0"),
             ("T", "T"),
-            ("1\n\n0", "1"),
         ],
         *[(text, None) for text in ("01", "1.5", "10", "This one", "Response 1", "", "None", "2", "-")],
     ],
 )
 def test_verdicts_in_texts(text: str, verdict: str | None) -> None:
-    found = verdict_in(text, ("0", "1", "T"))
+    found = COMPARED.says(text)
     assert (found and found.value) == verdict
     assert found is None or text[found.start : found.end] == verdict
 
@@ -81,26 +87,183 @@ def test_verdicts_in_texts(text: str, verdict: str | None) -> None:
     ],
 )
 def test_scores_in_texts(text: str, score: float | None) -> None:
-    found = score_in(text, 0, 9)
+    found = SCORED.says(text)
     assert (found and found.value) == score
 
 
 @pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("7 " + "x" * 15_000_000, 7.0),
-        ("1" * 15_000_000 + ",1", None),
-        ("." * 15_000_000 + "7", None),
-        ("x" * 15_000_000, None),
-    ],
-    ids=["a reason", "digits", "marks", "letters"],
+    ("text", "verdict"), [(text, verdict) for verdict, texts in VERDICTS.items() for text in texts]
 )
-def test_of_a_long_reply_the_beginning_is_read(text: str, score: float | None) -> None:
+def test_a_text_says_a_verdict_only_if_nothing_else_could_be_one(text: str, verdict: str) -> None:
+    found = COMPARED.says(text)
+    assert (found and found.value) == (None if verdict.startswith("none") else verdict)
+    assert found is None or text[found.start : found.end] == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [(text, score) for score, texts in SCORES.items() for text in texts]
+)
+def test_a_text_says_a_score_only_if_nothing_else_could_be_one(text: str, score: str) -> None:
+    found = SCORED.says(text)
+    assert (found and found.value) == (None if score == "none" else float(score))
+    assert found is None or text[found.start : found.end].startswith(score)
+
+
+@pytest.mark.parametrize(
+    ("text", "range", "score"),
+    [
+        ("1/2", (0, 1), None),
+        ("0.5/1", (0, 1), 0.5),
+        ("8/10", (1, 9), None),
+        ("4/5", (1, 5), 4.0),
+        ("50/100", (0, 99), 50.0),
+        ("85 percent", (0, 100), None),
+        ("1'000", (0, 2000), None),
+    ],
+)
+def test_scores_out_of_the_highest(text: str, range: tuple[int, int], score: float | None) -> None:
+    found = score_reader(*range).says(text)
+    assert (found and found.value) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        *[
+            ("1\n\nThe second", "1"),
+            ("0\n\nThe first", "0"),
+            ("0\n\nResp", "0"),
+            ("T\n\nBoth", "T"),
+            ("**0", "0"),
+        ],
+        *[(text, None) for text in ("1\n\nThe first", "0\n\nWait", "0 is better", "1.", "0:", "0 -", "1)")],
+        *[(text, None) for text in ("Hm.\n\nVerdict: 0", "Verdict: 1.", '{"verdict": 0', "1\n\nNo")],
+    ],
+)
+def test_a_text_that_was_cut(text: str, verdict: str | None) -> None:
+    found = COMPARED.says(text, is_cut=True)
+    assert (found and found.value) == verdict
+
+
+PLACES = (
+    "{}",
+    "{}.",
+    "**{}**",
+    "({})",
+    "[[{}]]",
+    "```\n{}\n```",
+    "\\boxed{{{}}}",
+    "Verdict: {}",
+    "**Final answer:** {}",
+    "### Verdict\n\n{}",
+    "The answer is {}.",
+    "<answer>{}</answer>",
+    '{{"verdict": {}}}',
+    "So I choose {}.",
+    "{} fails to answer.",
+    "{} has more words than I can count",
+)
+PROSE = (
+    "",
+    "Hm.",
+    "Both name 3 facts.",
+    "Response 1 is long, and response 0 is short.",
+    "It is better.",
+    "Не знаю.",
+    "| a | b |\n",
+)
+
+
+@st.composite
+def between(draw: st.DrawFn, *said: str) -> str:
+    """Draw a text that says something in places where verdicts stand, with prose anywhere."""
+    parts = [draw(st.sampled_from(PROSE))]
+    for each in said:
+        parts += [draw(st.sampled_from(PLACES)).format(each), draw(st.sampled_from(PROSE))]
+    ends = draw(
+        st.lists(st.sampled_from(["\n", "\n\n", "\r\n", " "]), min_size=len(parts), max_size=len(parts))
+    )
+    return "".join(part + end for part, end in zip(parts, ends, strict=True) if part)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    st.permutations(["0", "1", "T"]).flatmap(lambda all: between(*all[:2])),
+    st.permutations([*"0123456789"]).flatmap(lambda all: between(*all[:2])),
+    st.booleans(),
+)
+def test_two_different_verdicts_are_none(verdicts: str, scores: str, is_cut: bool) -> None:
+    """Two verdicts, or two scores, in two places where they stand are no verdict, in any order and with any
+    prose before, between and behind them."""
+    assert COMPARED.says(verdicts, is_cut) is None
+    assert SCORED.says(scores, is_cut) is None
+
+
+AGAINST = "worse not no lost fails wrong but wait actually other second zero neither opposite lies"
+STRANGE = ["нет", "不对", "👎", "❌", "?", "1", "①", "-> 1", "\u0336", "<b>", "100%"]
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(
+    st.sampled_from([place for place in PLACES if not place.startswith("#")]),
+    st.lists(st.sampled_from(["it", "is", "the", "better", "response", "because", "clear"]), max_size=4),
+    st.sampled_from([*AGAINST.split(), *STRANGE]),
+    st.lists(st.sampled_from(["it", "is", "the", "better", "answer"]), max_size=4),
+    st.sampled_from([" ", ", ", "\n", "\n\n", " - ", ": "]),
+)
+def test_what_may_turn_a_verdict_round_is_none(
+    place: str, before: list[str], turn: str, after: list[str], end: str
+) -> None:
+    """A word that is not known to be in favour of the verdict, anywhere behind it, takes it away."""
+    assert COMPARED.says(place.format("0") + end + " ".join([*before, turn, *after])) is None
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.sampled_from([*PROSE, "1. The first is long.\n2. The second is short."]), max_size=3, unique=True
+    ),
+    st.sampled_from(["Verdict: {}", "**Final answer:** **{}**", "### Verdict\n\n{}", "<answer>{}</answer>"]),
+    st.sampled_from("01T"),
+)
+def test_prose_before_a_last_line_with_a_label_is_no_verdict(prose: list[str], last: str, said: str) -> None:
+    """A chain of thought that names verdicts, without a label, leaves the last line its verdict."""
+    text = "\n\n".join([*prose, last.format(said)])
+    found = COMPARED.says(text)
+    assert found is not None
+    assert (found.value, text[found.start : found.end]) == (said, said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7 " + "x" * 15_000_000,
+        "1" * 15_000_000 + ",1",
+        "." * 15_000_000 + "7",
+        *(
+            "Answer:" + '"' * 99_000 + "x",
+            "prose.\n" + "answer is " * 9_900 + "\nVerdict: 0",
+            "7" + " (" * 40_000,
+        ),
+        *(
+            "so " * 30_000 + "\nVerdict: 0",
+            '{"verdict":' * 9_000,
+            "7 - " + "good " * 19_000,
+            "1. a\n" * 16_000,
+            "{" + " " * 99_000 + "x",
+            "Hm.\n" + "so 1 " * 19_000 + "\nVerdict: 0",
+        ),
+    ],
+    ids=range(12),
+)
+def test_a_long_text_is_read_in_time_or_not_at_all(text: str) -> None:
+    """A text that is too long has no verdict, since what it says at its end may be another one."""
+
     def read() -> None:
         reply = read_completion(completion({text: 1.0}, has_logprobs=False))
-        number, verdict = score_in(reply.answer, 0, 10), verdict_in(reply.answer, ("0", "1", "7"))
-        assert (number and number.value) == score
-        assert (verdict and verdict.value) == (None if score is None else "7")
+        for reader in (SCORED, COMPARED):
+            found = reader.says(reply.answer)
+            assert found is None or len(text) < 100_000
         assert len(reply.said) <= 1000
 
     assert seconds(read) < 5.0

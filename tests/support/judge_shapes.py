@@ -195,6 +195,61 @@ PROVIDERS: dict[str, tuple[dict[str, Any], float | None]] = {
         0.8,
     ),
     "llama.cpp: bytes of the vocabulary": (reply("0", [token("<0x30>", ("<0x31>", 0.2), p=0.8)]), 0.8),
+    "llama.cpp: bytes of the vocabulary, and bytes": (
+        reply(
+            "0",
+            [
+                token("<0x30>", p=0.8, bytes=[48])
+                | {
+                    "top_logprobs": [
+                        {"token": "<0x30>", "logprob": math.log(0.8), "bytes": [48]},
+                        {"token": "<0x31>", "logprob": math.log(0.2), "bytes": [49]},
+                    ]
+                }
+            ],
+        ),
+        0.8,
+    ),
+    "ollama: thoughts in a field of its own": (
+        reply("0", [token("0", ("1", 0.45), p=0.55), *thought(" seems", ".\n\n"), ZERO], thinking="0 seems."),
+        0.8,
+    ),
+    "openrouter: thoughts in details": (
+        reply(
+            "1",
+            [token("1", ("0", 0.49), p=0.51), *thought(" is long", "\n"), ONE],
+            reasoning_details=[{"type": "reasoning.text", "text": "1 is "}, {"text": "long"}],
+        ),
+        0.2,
+    ),
+    "mistral: thoughts in parts and in the tokens": (
+        reply(
+            [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "0 seems."}]},
+                {"type": "text", "text": "0"},
+            ],
+            [token("0", ("1", 0.45), p=0.55), *thought(" seems", "."), ZERO],
+        ),
+        0.8,
+    ),
+    "thoughts in an unknown field": (
+        reply("0", [token("0", ("1", 0.45), p=0.55), *thought(" seems", ".\n\n"), ZERO], musings="0 seems."),
+        1.0,
+    ),
+    "thoughts that are told in short": (
+        reply("1", [token("1", ("0", 0.49), p=0.51), *thought(" maybe", "\n"), ONE], reasoning="(summary)"),
+        0.0,
+    ),
+    "tokens of thoughts alone, equal to the answer": (
+        reply("0", [token("0", ("1", 0.45), p=0.55)], reasoning="0"),
+        1.0,
+    ),
+    "tokens that end too early": (reply("0 is better", [token("0", ("1", 0.45), p=0.55)]), 1.0),
+    "tokens of the prompt too": (reply("0", [*thought("<|im_start|>", "assistant\n"), ZERO]), 1.0),
+    "a mark before the answer that ends no thoughts": (
+        reply("0", [token("1", ("0", 0.45), p=0.55), token("<br>"), ZERO]),
+        1.0,
+    ),
     "ollama": (reply("0\n"), 1.0),
     "ollama: a list at the choice": (changed(reply("0"), logprobs=[ZERO]), 0.8),
     "together": (changed(reply("0"), logprobs=OLD), 1.0),
@@ -230,6 +285,18 @@ PROVIDERS: dict[str, tuple[dict[str, Any], float | None]] = {
         0.8,
     ),
     "openrouter: an error after the text": (changed(reply("1"), error=None), 0.0),
+    "cohere: complete": (reply("0", finish="COMPLETE"), 1.0),
+    "qianfan": (reply("0", finish="normal"), 1.0),
+    "a reason to finish in an object": (reply("0", finish={"type": "stop"}), 1.0),
+    "a reason to finish in an object, cut": (reply("0 is", finish={"type": "length"}), NONE),
+    "a reason to finish that is a number": (reply("0", finish=3), NONE),
+    "an assistant's text": (reply([{"type": "text", "text": {"value": "0", "annotations": []}}]), 1.0),
+    "a part with content": (reply([{"type": "text", "content": "1"}]), 0.0),
+    "a gateway that reads the text as json": (reply(0), 1.0),
+    "a gateway that reads the text as json, one": (reply(1, [ONE]), 0.2),
+    "a gateway that reads the text as json, a decimal": (reply(0.5), NONE),
+    "a gateway that reads the text as json, a list": (reply([1]), NONE),
+    "a gateway that reads the text as json, false": (reply(False), NONE),
     "groq": (reply("0") | {"x_groq": {"id": "r"}, "usage": {**USAGE, "queue_time": 0.1}}, 1.0),
     "tgi": (reply("0", [ZERO, token("</s>")], finish="eos_token"), 0.8),
     "gpt-oss: raw channels": (

@@ -38,6 +38,29 @@ SPELLINGS: dict[str, tuple[dict[str, Any], float | None]] = {
         reply("1\n\nThe second", [ONE, token("\n\n"), token("The"), token(" second")], finish="length"),
         0.2,
     ),
+    "a label at the end of prose": (
+        reply(
+            "I look.\n\nVerdict: 1",
+            [
+                token("I", ("0", 0.2), p=0.8),
+                token(" look."),
+                token("\n\nVerdict:"),
+                token(" 1", (" 0", 0.2), p=0.8),
+            ],
+        ),
+        0.2,
+    ),
+    "an object": (
+        reply(
+            '{"verdict": 1}',
+            [token('{"'), token("verdict", ("0", 0.2), p=0.8), token('": '), ONE, token("}")],
+        ),
+        0.2,
+    ),
+    "a verdict and line feeds in a token": (
+        reply("0\n\n", [token("0\n\n", ("1\n\n", 0.2), ("0", 0.1), ("1", 0.1), p=0.6)]),
+        0.7,
+    ),
     "a reason behind": (reply("1 is better", [ONE, token(" is"), token(" better")]), 0.2),
     "a cut character behind": (
         reply(

@@ -56,14 +56,15 @@ from oat.oracles.judge_calls import Call, OpenQuestion
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import ChatCompletion, read_completion
-from oat.oracles.judge_verdicts import read_reply, score_reader, verdict_reader
+from oat.oracles.judge_texts import score_reader, verdict_reader
+from oat.oracles.judge_verdicts import read_reply
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
 _NO_LOGPROBS = (400, 403, 404, 422, 501)
 """Statuses with which an endpoint may refuse to give log-probabilities."""
-_READING = 2
+_READING = 3
 """The version of how replies are read. Answers that were read in another way are not used again."""
 
 
@@ -104,7 +105,7 @@ class Judge(Oracle):
             "concurrency": c.concurrency,
         }
         self._client = HttpClient(bases, token=key, token_from=source, **limits)
-        self._shown = lambda text: (text.replace(key, "[key]") if key else text)[:_SHOWN]
+        self._masked = lambda text: text.replace(key, "[key]") if key else text
         self._reads = c.reads if c.mode == "compare" or is_of_digits(*c.range) else "text"
         self._has_logprobs: bool | None = False if self._reads == "text" else None
         self._refuses_logprobs = False
@@ -340,7 +341,7 @@ class Judge(Oracle):
         self._has_answered = True
         self._replies += 1
         self._read(call, reply)
-        call.said = self._shown(reply.said)
+        call.said, call.lacks = self._masked(reply.said)[:_SHOWN], self._masked(call.lacks)
         self._invalid += call.value is None
 
     def _read(self, call: Call, reply: ChatCompletion) -> None:

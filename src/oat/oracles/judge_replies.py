@@ -32,7 +32,10 @@ _UNKNOWN = -1000.0
 """A log-probability below this is no number of a sampled token, but stands for "not known": OpenAI sends
 -9999."""
 
-_WHOLE = ("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "completed")
+_WHOLE = (
+    *("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete", "completed"),
+    *("normal", "finish", "finished"),
+)
 _CUT = ("length", "max_tokens", "model_length", "max_output_tokens", "max_length")
 
 _NAMES = r"(?:seed:)?(?:ant)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflect(?:ion)?|analysis|scratchpad)"
@@ -50,7 +53,7 @@ _CONTROL_TOKEN = re.compile(_CONTROL)
 _FIRST_TOKENS = re.compile(rf"(?:\s|{_CONTROL}|<s>|<bos>)+")
 _LAST_TOKENS = re.compile(rf"(?:\s|{_CONTROL}|</s>|<eos>|<end_of_turn>|\[EOS\])+\Z")
 _ELEMENT = re.compile(r"<(/?)([A-Za-z][\w:.-]{0,40})(?:\s[^<>]{0,200})?>")
-_BEFORE_ANSWER = re.compile(r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,20}\]|◁/?\w{1,20}▷)\Z")
+_ENDS_THOUGHTS = re.compile(rf"(?:{_END_OF_THOUGHTS.pattern})\Z", re.IGNORECASE)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _RAW_BLANKS = re.compile("[Ġ▁Ċ]+")
 """How vocabularies write blanks at the beginning of a token. Some servers give tokens as they are there."""
@@ -78,19 +81,19 @@ class ChatCompletion:
         answer: the text without thoughts, and without blanks and control tokens at its ends.
         end: "whole"; "cut", if the largest number of tokens ended the reply; "broken", if something else did,
             such as a filter.
+        finish: why the reply has ended, in the endpoint's words; "" if it does not say so.
         tokens: the tokens with their log-probabilities; None if the endpoint gives none.
-        start: number of bytes of the tokens before the answer.
-        agreed: number of bytes of the answer that the tokens have at `start`; 0 if the answer is not found in
-            the tokens.
+        start: number of bytes of the tokens before the answer; None if it is not certain where the tokens
+            have the answer.
         said: the beginning of the text, for messages; if there is no text, that of the refusal.
         prompt_tokens, completion_tokens: what the reply says that it took; None if it does not say so.
     """
 
     answer: str
     end: Literal["whole", "cut", "broken"] = "whole"
+    finish: str = ""
     tokens: tuple[Token, ...] | None = None
-    start: int = 0
-    agreed: int = 0
+    start: int | None = None
     said: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -105,7 +108,8 @@ def read_completion(body: bytes) -> ChatCompletion:
     """
     found = _json(body)
     choice = _first_choice(found)
-    message, end = choice.get("message"), _end(choice.get("finish_reason"))
+    message, finish = choice.get("message"), _finish(choice.get("finish_reason"))
+    end = _end(finish)
     text = _text(message.get("content")) if isinstance(message, dict) else ""
     if not text or end == "broken":
         error = error_in(choice) or error_in(found)
@@ -116,15 +120,13 @@ def read_completion(body: bytes) -> ChatCompletion:
     said = (text.strip() or _text(message.get("refusal")).strip())[:_MOST_SHOWN]
     answer, usage = answer_in(text), found.get("usage")
     tokens = _tokens(choice.get("logprobs"))
-    thoughts = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
-    start, agreed = _place(answer.encode("utf-8", "surrogatepass"), tokens or (), thoughts)
     counts = usage if isinstance(usage, dict) else {}
     return ChatCompletion(
         answer,
         end,
+        finish,
         tokens,
-        start,
-        agreed,
+        _place(text, answer, tokens or (), _thoughts(message)),
         said,
         _count(counts.get("prompt_tokens")),
         _count(counts.get("completion_tokens")),
@@ -166,19 +168,30 @@ def _first_choice(found: Any) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message: a string, or the parts of a list that are text and no thoughts."""
+    """Return the text of a message: a string, or the parts of a list that are text and no thoughts. A number
+    is the text of one, since some servers read the text as JSON."""
+    if isinstance(content, float) and math.isfinite(content):
+        return str(int(content) if content.is_integer() else content)
     parts = content if isinstance(content, list) else [content]
     return "".join(part if isinstance(part, str) else _text_of_part(part) for part in parts)
 
 
 def _text_of_part(part: Any) -> str:
     is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
-    text = part.get("text") if is_text and not part.get("thought") else None
+    text = part.get("text", part.get("content")) if is_text and not part.get("thought") else None
+    text = text.get("value") if isinstance(text, dict) else text
     return text if isinstance(text, str) else ""
 
 
-def _end(finish: Any) -> Literal["whole", "cut", "broken"]:
-    name = "" if finish is None else finish.casefold() if isinstance(finish, str) else "?"
+def _finish(finish: Any) -> str:
+    """Return the word of a reason to finish; "?" if there is something else than a word."""
+    if isinstance(finish, dict):
+        finish = finish.get("type", finish.get("reason", "?"))
+    return "" if finish is None else finish if isinstance(finish, str) else "?"
+
+
+def _end(finish: str) -> Literal["whole", "cut", "broken"]:
+    name = finish.casefold()
     return "whole" if name in _WHOLE else "cut" if name in _CUT else "broken"
 
 
@@ -238,8 +251,9 @@ def _piece(entry: Any) -> bytes | None:
     if isinstance(given, list) and all(isinstance(b, float) and b in range(256) for b in given):
         piece = bytes(map(int, given))
         whole = piece.decode("utf-8", "replace")
-        # servers write a part of a character, and what is not ASCII, in their own ways
-        is_same = whole in (text, _spaced(text)) or "\ufffd" in whole or not text.isascii()
+        # servers write a part of a character, a single byte, and what is not ASCII, in their own ways
+        is_byte = bool(_BYTE_TOKEN.fullmatch(text)) and piece == bytes.fromhex(text[3:5])
+        is_same = whole in (text, _spaced(text)) or is_byte or "\ufffd" in whole or not text.isascii()
         return piece if is_same else None
     if single := _BYTE_TOKEN.fullmatch(text):
         return bytes.fromhex(single[1])
@@ -257,26 +271,36 @@ def _logp(entry: Any) -> float | None:
     return value if isinstance(value, float) and not math.isnan(value) else None
 
 
-def _place(answer: bytes, tokens: Sequence[Token], thoughts: str) -> tuple[int, int]:
-    """Return `ChatCompletion.start` and `agreed`.
+def _thoughts(message: Mapping[str, Any]) -> set[str]:
+    """Return what the fields and the parts of a message have of thoughts, without blanks at the ends."""
+    content, details = (
+        [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        for found in (message.get("content"), message.get("reasoning_details"))
+    )
+    texts = [_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking")]
+    texts.append("".join(_text(each.get("thinking")) for each in content))
+    texts.append("".join(_text(each.get("text")) for each in content if each.get("thought")))
+    texts.append("".join(_text(each.get("text")) for each in details))
+    return {text.strip() for text in texts} - {""}
 
-    If the tokens end with the answer, this is the place: what comes before may be thoughts, also if the text
-    has none. It must be empty, end with a mark, or be the thoughts that the server took apart. Otherwise the
-    tokens must begin as the answer does.
+
+def _place(text: str, answer: str, tokens: Sequence[Token], thoughts: set[str]) -> int | None:
+    """Return `ChatCompletion.start`.
+
+    The tokens must be those of the text. Or they must end with the answer, and what comes before must be
+    nothing, the thoughts that the server took apart, or something that ends with the mark of their end.
     """
-    joined = b"".join(token.piece for token in tokens)
+    joined, sought = b"".join(token.piece for token in tokens), answer.encode("utf-8", "surrogatepass")
     if not answer or not joined:
-        return 0, 0
+        return None
     last = _LAST_TOKENS.search(joined[-_TAIL:].decode("utf-8", "replace"))
     for rest in (joined.rstrip(), joined[: -len(last[0].encode())] if last else joined):
-        if rest.endswith(answer):
-            before = rest[: -len(answer)].decode("utf-8", "replace").strip()
-            if not before or before == thoughts.strip() or _BEFORE_ANSWER.search(before[-_TAIL:]):
-                return len(rest) - len(answer), len(answer)
-    start = len(joined) - len(joined.lstrip())
-    rest = joined[start : start + len(answer)]
-    differ = (place for place, (a, b) in enumerate(zip(rest, answer, strict=False)) if a != b)
-    return (0, 0) if thoughts else (start, next(differ, min(len(rest), len(answer))))
+        before = rest[: -len(sought)].decode("utf-8", "replace").strip()
+        is_text = not before or rest.strip() == text.strip().encode("utf-8", "surrogatepass")
+        is_apart = before in thoughts or _ENDS_THOUGHTS.search(before[-_TAIL:])
+        if rest.endswith(sought) and ((is_text and answer not in thoughts) or is_apart):
+            return len(rest) - len(sought)
+    return None
 
 
 def _without_last_tokens(text: str) -> str:
