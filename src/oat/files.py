@@ -18,7 +18,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -113,7 +112,7 @@ def appearing(path: Path, flag: str, is_ours: Callable[[Path], bool] = lambda _:
             f"the folder {path.parent} cannot be made ({error.strerror}); give another {flag}, where you may "
             "write"
         ) from error
-    new = path.with_name(f".new-{secrets.token_hex(8)}{path.suffix}")
+    new = path.with_name(f".new-{os.urandom(8).hex()}{path.suffix}")
     try:
         yield new
         with saying_what_is_free(path):

@@ -15,7 +15,6 @@ random generators of torch, numpy and Python, because no result of a run depends
 the working directory, because relative paths do not start there (`files.py`).
 """
 
-import asyncio
 import os
 import signal
 import sys
@@ -23,7 +22,6 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -108,10 +106,14 @@ async def _wait(result: Awaitable[Any]) -> Any:
 def awaited(result: Awaitable[Any]) -> Any:
     """Return the result of an awaitable. If an event loop already runs in this thread, as in a notebook,
     wait in another thread."""
+    import asyncio  # here, since every command would wait for it
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_wait(result))
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, _wait(result)).result()
 

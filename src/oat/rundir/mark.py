@@ -11,7 +11,6 @@ run replaces.
 
 import os
 import re
-import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -115,7 +114,7 @@ def mark(directory: Path) -> bool:
     if _is_marked(directory):
         return False
     is_earlier = is_run(directory)
-    new = directory / f".new-{MARK}-{secrets.token_hex(8)}"
+    new = directory / f".new-{MARK}-{os.urandom(8).hex()}"
     with saying_what_is_free(directory / MARK):
         with new.open("x", encoding="utf-8") as file:
             file.write(_TEXT)
