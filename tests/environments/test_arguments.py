@@ -5,7 +5,7 @@ import datetime
 import decimal
 import enum
 import json
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict, Union
 
 import msgspec
@@ -51,6 +51,43 @@ class Model(pydantic.BaseModel):
     a: int
 
 
+@dataclass(frozen=True)
+class Listed:
+    a: Any
+
+
+@dataclass
+class Scaled:
+    x: int
+    scale: InitVar[int] = 1
+    plain: InitVar = None
+
+    def __post_init__(self, scale: int, plain: Any) -> None:
+        self.x *= scale
+
+
+@dataclass
+class Own:
+    x: int
+
+    def __init__(self, y: int) -> None:
+        self.x = y
+
+
+class Exits(pydantic.BaseModel):
+    a: int
+
+    def model_post_init(self, context: Any) -> None:
+        raise SystemExit(self.a)
+
+
+class Unhashed(NamedTuple):
+    a: Any
+
+    def __hash__(self) -> int:
+        raise RuntimeError("no hash")
+
+
 Metres = NewType("Metres", float)
 
 UNION = Union[int, str]  # noqa: UP007
@@ -62,6 +99,18 @@ ANNOTATIONS: list[Any] = [
     *(abc.Sequence[int], abc.Mapping[str, float], abc.Iterable[str]),
     *(Colour, Point, Place, Pair, Item, Model, list[Point], Point | int, Point | Place, Metres),
     *(Annotated[int, "a note"], Annotated[int, msgspec.Meta(ge=2)]),
+    *(set, frozenset, abc.Set, abc.MutableSet, set[Any], frozenset[Any], set[tuple], set[tuple[Any, ...]]),
+    *(dict[tuple[int, int], int], dict[Any, Any], dict[tuple[Any, ...], int], set[int | list[int]]),
+    *(set[Listed], dict[Listed, int], set[Item], set[Unhashed], set[object], set[frozenset[Any]]),
+    *(
+        Scaled,
+        Own,
+        Exits,
+        Unhashed,
+        datetime.timedelta,
+        datetime.datetime,
+        Annotated[list[Any], msgspec.Meta()],
+    ),
 ]
 TEXTS = ("", "a", "1", "2.0", "red", "null", "true", "[1]", '{"x": 1}', "b", "2020-01-02", "nan", "inf")
 NAMES = ("x", "y", "near", "name", "size", "a", "1")
@@ -102,7 +151,13 @@ def test_every_annotation_is_possible(annotation: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "annotation", [type, abc.Callable, complex, list[complex], range, dict[str, type]], ids=str
+    "annotation",
+    [
+        *(type, abc.Callable, complex, list[complex], range, dict[str, type]),
+        *(set[list[int]], frozenset[dict[str, int]], abc.Set[Point], set[Place], set[tuple[int, list[int]]]),
+        *(dict[list[int], int], dict[str, set[Model]], set[set[int] | abc.Sequence[int]], set[abc.Set[int]]),
+    ],
+    ids=str,
 )
 def test_what_no_json_can_be_is_not(annotation: Any) -> None:
     assert not is_possible(annotation)
@@ -129,6 +184,10 @@ def test_what_no_json_can_be_is_not(annotation: Any) -> None:
         ([1, "a"], tuple[int, str], (1, "a")),
         ({"x": 1, "near": [{"x": "2"}]}, Point, Point(1, 0.0, [Point(2)])),
         ({"first": 1}, Pair, Pair(1)),
+        ({"x": 2, "scale": "3", "plain": []}, Scaled, Scaled(6)),
+        ({"y": 2}, Own, Own(2)),
+        ({"[1, 2]": 3}, dict[tuple[int, int], int], {(1, 2): 3}),
+        ([{"a": 1}], set[Listed], {Listed(1)}),
         ([1, "c"], Pair, Pair(1, "c")),
         ("red", Colour, Colour.RED),
         (1, Colour, Colour.ONE),
@@ -180,6 +239,16 @@ def test_what_is_converted(value: Any, annotation: Any, wanted: Any) -> None:
         ("x", int | bool),
         (1, Annotated[int, msgspec.Meta(ge=2)]),
         ({"a": "b"}, Model),
+        ([["a"], ["b"]], set),
+        ([{"name": "a"}], set[Any]),
+        ([[1, [2]]], frozenset[tuple]),
+        ([{"a": []}], set[Listed]),
+        ([{"a": 1}], set[Unhashed]),
+        ({"[[1]]": 1}, dict[tuple[Any, ...], int]),
+        ({"x": 1, "scale": "a"}, Scaled),
+        ({"x": 1}, Own),
+        ({"a": 1}, Exits),
+        (1e300, datetime.timedelta),
     ],
 )
 def test_what_is_refused(value: Any, annotation: Any) -> None:

@@ -1,18 +1,24 @@
 """What is told of a tool's result: the same in two equal runs, whatever the tool returns or raises."""
 
 import asyncio
+import ctypes
+import functools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+import threading
+import warnings
+import weakref
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -44,6 +50,62 @@ class Held:
     nested: Any = None
 
 
+@dataclass(frozen=True)
+class Team:
+    members: Any
+
+
+class Row(NamedTuple):
+    members: Any
+
+
+class Private:
+    __slots__ = ("__words",)
+
+    def __init__(self, words: Any) -> None:
+        self.__words = words
+
+    def __repr__(self) -> str:
+        return f"Private({self.__words})"
+
+
+class Hexadecimal:
+    def __repr__(self) -> str:
+        return f"<Hexadecimal {hex(id(self))}>"
+
+
+class Decimals:
+    def __repr__(self) -> str:
+        return f"Decimals(id={id(self)})"
+
+
+class Hashed:
+    def __repr__(self) -> str:
+        return f"Hashed({hash(self)})"
+
+
+HASHABLE = (frozenset, tuple, lambda part: Team(frozenset(part)), lambda part: Row(frozenset(part)))
+WRAPPED = (
+    *(*HASHABLE, set, list, deque, Team, Row, Private, Held, Counter),
+    *(lambda part: {key: set(part) for key in part}, lambda part: {"a": set(part)}.values()),
+    *(lambda part: dict.fromkeys(part).keys(), lambda part: {"a": frozenset(part)}.items()),
+    *(lambda part: MappingProxyType({"a": {*part}}), lambda part: SimpleNamespace(a={*part})),
+    *(lambda part: slice(frozenset(part)), lambda part: functools.partial(len, {*part})),
+    *(lambda part: KeyError({*part}), lambda part: np.array([{*part}, 0], dtype=object)),
+)
+"""Classes and functions that make a value of a list of values with hashes."""
+
+
+def nested(seed: int) -> Any:
+    """Return a result with sets at several depths, the same for the same seed."""
+    generator = random.Random(seed)
+    part = [generator.sample(WORDS, 3) for _ in range(3)]
+    for _ in range(generator.randrange(3)):
+        wrap = generator.choice(HASHABLE)
+        part = [[wrap(each), *generator.sample(WORDS, 1)] for each in part]
+    return generator.choice(WRAPPED)([generator.choice(HASHABLE)(each) for each in part])
+
+
 class Grain(Enum):
     OAT = "oat"
 
@@ -73,6 +135,13 @@ RESULTS: dict[str, Any] = {
     "class": Bag,
     "text that looks like an address": ["a crash at 0x1f", {"b": "at 0x2f"}],
     "many sets": [{*WORDS[:2]}, {*WORDS}] * 20,
+    "views": [{"a": {*WORDS}}.values(), {"a": {*WORDS}}.items(), dict.fromkeys([frozenset(WORDS)]).keys()],
+    "proxy": MappingProxyType({"a": {*WORDS}}),
+    "slice and partial": (slice(frozenset(WORDS)), functools.partial(print, {*WORDS})),
+    "dataclasses in a set": {Team(frozenset(WORDS[i : i + 3])) for i in range(3)},
+    "private slot": Private({*WORDS}),
+    "numbers in base 16": [Fraction(1, 3), "0x7f1b2c3d4e5f", {"colour": "0xff00aa"}, b"at 0x7f1b2c3d4e5f"],
+    **{f"nested {seed}": nested(seed) for seed in range(60)},
 }
 """Results that have a text of their own."""
 
@@ -85,6 +154,13 @@ ADDRESSED: dict[str, Any] = {
     "object in a list": [{"a": object()}],
     "object in a dataclass": Held(nested=object()),
     "view": memoryview(b"a"),
+    "address in base 16": Hexadecimal(),
+    "address in base 10": [Decimals()],
+    "hash of an object": Held(nested=Hashed()),
+    "thread": threading.current_thread(),
+    "lock": [threading.Lock()],
+    "pointer": ctypes.c_void_p(2**40),
+    "reference": weakref.ref(Bag),
 }
 """Results whose text has an address."""
 
@@ -103,6 +179,11 @@ RAISED: dict[str, Any] = {
     "group": ExceptionGroup("two", [ValueError(1), TypeError(2)]),
     "late": TimeoutError(),
     "cancelled": asyncio.CancelledError(),
+    "closed": GeneratorExit(),
+    "base": BaseException("b"),
+    "pointer": RuntimeError(f"ptr={hex(id(WORDS))}"),
+    "object with an address": ValueError(Hexadecimal(), Decimals()),
+    "nested sets": LookupError({"a": {*WORDS}}.values(), {Team(frozenset(WORDS)), Team(1)}),
 }
 
 
@@ -148,9 +229,9 @@ def test_a_text_of_its_own_is_told_as_python_writes_it() -> None:
 @pytest.mark.parametrize("name", ADDRESSED)
 def test_a_result_with_an_address_ends_the_run_by_name(name: str) -> None:
     kind = type(ADDRESSED[name]).__name__
-    with pytest.raises(EpisodeError, match=rf"the tool give returned a {kind} .*address") as caught:
+    with pytest.raises(EpisodeError, match=rf"the tool give returned a {kind} .*(address|state)") as caught:
         told({name: ADDRESSED[name]}, {})
-    assert not re.search("0x[0-9a-f]{4}", str(caught.value))
+    assert not re.search("0x[0-9a-f]{4}|[0-9]{6}", str(caught.value))
 
 
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
@@ -159,10 +240,75 @@ def test_exceptions_are_told_and_counted() -> None:
     own = {name for name in RAISED if found[f"fail({name})"].endswith(" 1 1")}
     assert own == {
         "own fault", "file", "memory", "recursion", "end", "stop", "group", "late", "cancelled",
+        "closed", "base", "pointer",
     }  # fmt: skip
     assert all(text.startswith("error: ") and " 1 " in text for text in found.values())
     assert found["fail(of the call)"] == "error: no 1 0"
     assert found["fail(own fault)"] == "error: the tool failed (TypeError: unsupported <object object>) 1 1"
+
+
+def test_an_address_in_a_text_is_left_out() -> None:
+    """A program's output may have it. A number that is no address stays."""
+    text = "<A object at 0x7f1b2c3d4e5f> is 0xdeadbeef, at 0x1f, at 0x7f1b2c3d4e5f6071"
+    found = told({"text": text, "list": [text]}, {})
+    wanted = "<A object> is 0xdeadbeef, at 0x1f, at 0x7f1b2c3d4e5f6071"
+    assert [*found.values()] == [f"{wanted} 0 0", f"{[wanted]} 0 0"]
+
+
+def test_a_tool_that_makes_warnings_errors_ends_no_run() -> None:
+    """Its warning is its own error; that of `oat` about it stays a warning, also in an async environment."""
+
+    def strict(text: str) -> str:
+        warnings.simplefilter("error")
+        warnings.warn("old", stacklevel=1)
+        return text
+
+    async def strict_async(text: str) -> str:
+        warnings.catch_warnings().__enter__()
+        return strict(text)
+
+    before = [*warnings.filters]
+    with pytest.warns(OatWarning, match="the tool strict failed: UserWarning: old"):
+        answered = Tools([strict], parse=bracket_calls).answer("[strict(a)]")
+    assert answered is not None
+    assert answered.broken == 1
+    tools = Tools([strict_async], parse=bracket_calls)
+    with pytest.warns(OatWarning, match="the tool strict_async failed: UserWarning: old"):
+        asyncio.run(tools.answer_async("[strict_async(a)]"))
+    assert [*warnings.filters] == before
+    with warnings.catch_warnings():  # a user who wants errors gets them
+        warnings.simplefilter("error", OatWarning)
+        with pytest.raises(OatWarning):
+            Tools([strict], parse=bracket_calls).answer("[strict(a)]")
+
+
+@pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
+def test_an_async_tool_may_raise_generator_exit() -> None:
+    """It is told like other exceptions. A call that is closed, since its event loop has ended, ends."""
+    ended = []
+
+    async def leaves(text: str) -> str:
+        await asyncio.sleep(0)
+        raise GeneratorExit
+
+    async def waits(text: str) -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(text)
+        return text
+
+    answered = asyncio.run(Tools([leaves], parse=bracket_calls).answer_async("[leaves(a)]"))
+    assert answered is not None
+    assert answered.broken == 1
+
+    async def closed() -> None:
+        call = Tools([waits], parse=bracket_calls).answer_async("[waits(a)][waits(b)]")
+        call.send(None)
+        await asyncio.to_thread(call.close)
+
+    asyncio.run(closed())
+    assert ended == ["a"]
 
 
 def test_a_fault_of_a_tool_is_said_once() -> None:
@@ -270,4 +416,17 @@ def test_defaults_without_a_text_are_told_without_addresses() -> None:
     answered = Tools([tool], parse=bracket_calls).answer("[tool(a)]")
     assert answered is not None
     assert "other: Any = <object object>" in answered.message.content
+    assert f"frozenset({{{', '.join(map(repr, sorted(WORDS)))}}})" in answered.message.content
+
+
+def test_annotations_without_a_text_are_told_without_addresses() -> None:
+    def tool(
+        number: Annotated[int, lambda number: number > 0],
+        other: Annotated[list[int], Hexadecimal(), frozenset(WORDS)] = [],  # noqa: B006
+    ) -> Annotated[str, object()]:
+        return ""
+
+    answered = Tools([tool], parse=bracket_calls).answer("[tool(a)]")
+    assert answered is not None
+    assert "0x7" not in answered.message.content
     assert f"frozenset({{{', '.join(map(repr, sorted(WORDS)))}}})" in answered.message.content

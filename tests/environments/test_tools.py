@@ -146,6 +146,20 @@ def test_a_form_of_ones_own_and_another_role() -> None:
     assert answered.calls == (ToolCall("calculator", "1+2"),)
 
 
+def test_a_tool_that_changes_its_arguments_changes_no_call() -> None:
+    def change(items: list, more: Any, pairs: dict[str, Any]) -> str:  # type: ignore[type-arg]
+        items[0].append(9)
+        more.clear()
+        pairs["a"].append(9)
+        return f"{items} {more} {pairs}"
+
+    arguments = {"items": [[1]], "more": {"a": 1}, "pairs": {"a": [1]}}
+    answered = Tools([change]).answer(call("change", **arguments))
+    assert answered is not None
+    assert answered.message.content == "[[1, 9]] {} {'a': [1, 9]}"
+    assert answered.calls == (ToolCall("change", arguments),)
+
+
 def test_results_are_bounded_and_can_be_encoded() -> None:
     tools = Tools([anything], most_calls=3, most_characters=10, parse=bracket_calls)
     answered = tools.answer("[anything(ab)]" * 5 + "[anything(" + "x" * 50 + ")]")
@@ -199,6 +213,10 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         "to=functions.a" * 10_000,
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" * 10_000,
         '{"name":"a","arguments":' * 20_000,
+        "<think></think>" * 50_000,
+        "<think>" * 90_000,
+        "</think>" * 90_000,
+        " " * 500_000 + "<think",
     ],
 )
 def test_hostile_text_is_read_in_bounded_time(text: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oat.environments.tools import Tools
 from oat.errors import TemplateError
-from oat.text.calls import json_calls, template_calls
+from oat.text.calls import bracket_calls, json_calls, template_calls
 from oat.text.renderer import Renderer
 from oat.types import Message
 
@@ -20,6 +20,7 @@ MARKS = ("</tool_call>", "<tool_call>", "</parameter>", "</function>", "```", "<
 MARKS += ("\u2028", "\x85", "\\ufdd0")
 NUMERALS = ("00123", "+4915", "1_000", "0x10", "3.10", " 12", "1e5", "NaN")
 """Texts that spell numbers, as no template writes a number."""
+MARKS += ("<think>", "</think>")
 LITERALS = ("null", "3", "True", "[1]", "'")
 TAKES_TEXT = ("qwen 3", "deepseek 3", "phi 4 mini, text")
 """The forms that take arguments as JSON text."""
@@ -158,6 +159,58 @@ def test_a_mention_of_a_call_hides_no_call(renderers: dict[str, Renderer], form:
         "<tool_calls>",
     ):
         assert template_calls(f"I use {mention} now.\n{text}") == calls, mention
+
+
+THOUGHTS = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+]
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_a_call_within_thoughts_is_none(renderers: dict[str, Renderer], form: str) -> None:
+    """In every form: a call in thoughts is none, wherever they stand and whatever opened them, and the call
+    behind them is read. A mark in an argument is a part of it."""
+    renderer = renderers[form]
+    arguments = {"text": "a", "number": 3}
+    written = renderer.text(renderer.response(called(arguments)))
+    (call,) = template_calls(written)
+    assert call.name == "note"
+    is_bare = written.lstrip().startswith("{")
+    for begin, end in THOUGHTS[: -1 if is_bare else None]:  # gpt-oss' marks are not beside bare JSON
+        thoughts = f"{begin}\nPerhaps {written}? No.\n"
+        for text in (
+            f"{thoughts}{end}\n\n42",
+            thoughts,
+            f"{thoughts}{end}{thoughts}{end}",
+            f"So: {thoughts}",
+        ):
+            assert template_calls(text) == [], text
+        before = "" if is_bare else "I see. "
+        for text in (f"{thoughts}{end}\n{written}", f"{before}{begin}{end}{thoughts}{end}{written}"):
+            assert template_calls(text) == [call], text
+    opened = f"perhaps {written}? No.\n</think>\n\n"  # the prompt ends in <think>
+    assert template_calls(f"{opened}42") == []
+    assert template_calls(opened + written) == [call]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("<think>[f(1)]</think>[f(2)]", ["2"]),
+        ("[f(1)]</think>[f(2)]", ["2"]),
+        ("[f(1)]<think>[f(2)]</think>3", ["1"]),
+        ("[f(<think>)][f(2)]", ["<think>", "2"]),
+        ("[f(</think>)]", ["</think>"]),
+        ("[f(1)]<think>[f(2)]", ["1"]),
+        ("<think>[f(1)]", []),
+    ],
+)
+def test_thoughts_in_brackets(text: str, read: list[str]) -> None:
+    assert [call.arguments for call in bracket_calls(text)] == read
 
 
 def in_order(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -302,6 +355,22 @@ def test_json_calls_reads_its_own_form_alone() -> None:
     assert [call.name for call in json_calls(own + "[TOOL_CALLS]f[ARGS]{}")] == ["f"]
     assert json_calls(other) == []
     assert [call.fault != "" for call in json_calls("<tool_call>f</tool_call>")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("mention <tool_call>. <think>perhaps {} no</think> 42", []),
+        ("mention <tool_call>. <think>perhaps {} no</think> {}", ["f"]),
+        ('<tool_call>{{"a": "<think>}}</tool_call>', [""]),
+        ("{}<think>{}", ["f"]),
+        ('hm <tool_call>{{"name": "g", "arguments": {{"a": "</think>"}}}}</tool_call> </think>{}', ["f"]),
+    ],
+)
+def test_thoughts_beside_calls_that_cannot_be_read(text: str, names: list[str]) -> None:
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    for read in (template_calls, json_calls):
+        assert [each.name for each in read(text.format(call, call))] == names
 
 
 def test_several_forms_are_read_in_the_order_of_the_text() -> None:

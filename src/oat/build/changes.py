@@ -118,9 +118,9 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change(
         "tools",
-        "oat.environments.tools reads calls in every form in which published chat templates write them, "
-        "checks their arguments by the annotations of the tools, and tells the model of a tool's own "
-        "exceptions, which ended the run",
+        "oat.environments.tools reads calls in every form in which published chat templates write them, but "
+        "not within thoughts, checks their arguments by the annotations of the tools, and tells the model of "
+        "a tool's own exceptions, which ended the run",
         lambda config: config.sampling.environment is not None,
     ),
     Change(

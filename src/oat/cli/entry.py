@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from oat.cli.file_names import read_in_utf8
+from oat.cli.same_hashes import fix_hashes
 from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from
 from oat.plugins.loading import naming, place_of
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code (docs/exit-codes.md)."""
     escape_streams()
     read_in_utf8(argv)
+    fix_hashes(argv)
     try:
         try:
             return _run(sys.argv[1:] if argv is None else argv)

@@ -10,7 +10,8 @@ A value of JSON is converted only if nothing of it is lost or made up:
   A list counts as a tuple or a set. A value of an Enum counts as its member.
 * For a union, the type that a value has already comes first, and then the order of the union.
 
-What is not annotated may be any value of JSON.
+What is not annotated may be any value of JSON. Whatever the value is, a conversion gives a value or a
+ValueError, also where elements of a set cannot be hashed, or a user's class raises an exception.
 """
 
 import collections.abc as abc
@@ -27,8 +28,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-from oat.environments.results import error_text
-from oat.errors import shown
+from oat.environments.results import error_text, same_text
+from oat.errors import is_signal, shown
 from oat.text.call_forms import Written, WrittenInJson, json_value, literal
 
 _SAMPLES: tuple[Any, ...] = ("", 0, 0.5, True, None, [], {})
@@ -82,7 +83,10 @@ def is_possible(wanted: Any, within: tuple[type, ...] = ()) -> bool:
     if kind in (Union, types.UnionType):
         return any(is_possible(part, within) for part in parts)
     if kind in _LISTS or kind is tuple or kind in _DICTS:
-        return all(is_possible(part, within) for part in parts if part is not Ellipsis)
+        hashed = parts[:1] if kind in _DICTS or _LISTS.get(kind, list) is not list else ()
+        return all(is_possible(part, within) for part in parts if part is not Ellipsis) and all(
+            _may_have_hash(part) for part in hashed
+        )
     if not isinstance(kind, type):
         return False
     if kind in within or _is_read(kind):
@@ -91,6 +95,31 @@ def is_possible(wanted: Any, within: tuple[type, ...] = ()) -> bool:
     if fields is not None:
         return all(is_possible(each, (*within, kind)) for each, _ in fields.values())
     return any(isinstance(sample, kind) for sample in _SAMPLES)
+
+
+def copied(value: Any) -> Any:
+    """Return a value of JSON whose lists and dicts are new."""
+    if type(value) is list:
+        return [copied(each) for each in value]
+    return {name: copied(each) for name, each in value.items()} if type(value) is dict else value
+
+
+def annotation_text(wanted: Any) -> str:
+    """Return the text of an annotation. Its notes may be objects without a text of their own."""
+    return same_text(wanted, inspect.formatannotation(wanted))
+
+
+def _may_have_hash(wanted: Any) -> bool:
+    """Return True if a value of a type may be an element of a set, or the key of a dict."""
+    wanted, parts = _bare(wanted), get_args(_bare(wanted))
+    kind = get_origin(wanted) or wanted
+    if kind in (Union, types.UnionType):
+        return any(map(_may_have_hash, parts))
+    if kind in _DICTS or kind in _LISTS:
+        return _LISTS.get(kind) is frozenset
+    if kind is tuple:
+        return all(_may_have_hash(part) for part in parts if part is not Ellipsis)
+    return not isinstance(kind, type) or kind.__hash__ is not None
 
 
 def _first(values: Iterable[Any], wanted: Any) -> Any:
@@ -131,6 +160,10 @@ def _bare(wanted: Any) -> Any:
             wanted = wanted.__supertype__
         elif type(wanted).__name__ == "TypeAliasType":  # since Python 3.12
             wanted = wanted.__value__
+        elif isinstance(wanted, dataclasses.InitVar):
+            wanted = wanted.type
+        elif wanted is dataclasses.InitVar:
+            wanted = Any
         elif wanted is typing.LiteralString:
             wanted = str
         else:
@@ -143,7 +176,8 @@ def _strictly(value: Any, wanted: Any) -> Any:
     wanted, parts = _bare(wanted), get_args(_bare(wanted))
     kind = get_origin(wanted) or wanted
     if notes is not None and any(isinstance(note, msgspec.Meta) for note in notes.__metadata__):
-        return msgspec.convert(_strictly(value, wanted), notes)
+        plain = _strictly(value, wanted)
+        return _by_its_class(lambda: msgspec.convert(plain, notes))
     if wanted in _ANY or isinstance(wanted, TypeVar):
         return value
     if kind in (Union, types.UnionType):
@@ -152,7 +186,8 @@ def _strictly(value: Any, wanted: Any) -> Any:
         is_one = any(part == value and type(part) is type(value) for part in parts)
         return value if is_one else _no(value, wanted)
     if kind in _LISTS:
-        return _LISTS[kind]([converted(each, *parts or [Any]) for each in _a(list, value, wanted)])
+        items = [converted(each, *parts or [Any]) for each in _a(list, value, wanted)]
+        return _by_its_class(lambda: _LISTS[kind](items))
     if kind is tuple:
         return _tuple(_a(list, value, wanted), parts, wanted)
     if kind in _DICTS:
@@ -160,7 +195,7 @@ def _strictly(value: Any, wanted: Any) -> Any:
         pairs = [
             (converted(key, name), converted(each, part)) for key, each in _a(dict, value, wanted).items()
         ]
-        found = dict(pairs)
+        found = _by_its_class(lambda: dict(pairs))
         return found if len(found) == len(pairs) else _no(value, wanted)
     return _of_class(value, kind, wanted)
 
@@ -185,7 +220,7 @@ def _of_class(value: Any, kind: Any, wanted: Any) -> Any:
         same = [each for each in kind if type(each.value) is type(value) and each.value == value]
         return same[0] if same else _no(value, wanted)
     if _is_read(kind):
-        return msgspec.convert(value, kind)
+        return _by_its_class(lambda: msgspec.convert(value, kind))
     is_one = isinstance(value, kind) and not (isinstance(value, bool) and issubclass(int, kind))
     return value if is_one else _no(value, wanted)
 
@@ -196,7 +231,7 @@ def _of_union(value: Any, parts: tuple[Any, ...]) -> Any:
         with suppress(ValueError):
             found.append(_strictly(value, part))
     if not found:
-        raise ValueError(f"{shown(value)} is none of {', '.join(map(_name, parts))}")
+        raise ValueError(f"{shown(value)} is none of {', '.join(map(annotation_text, parts))}")
     return next((each for each in found if type(each) is type(value)), found[0])
 
 
@@ -226,11 +261,12 @@ def _fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
     if typing.is_typeddict(kind):
         needed: Iterable[str] = kind.__required_keys__  # type: ignore[attr-defined]
     elif dataclasses.is_dataclass(kind):
-        ours = [field for field in dataclasses.fields(kind) if field.init]
-        nothing = dataclasses.MISSING
-        needed = {each.name for each in ours if each.default is nothing is each.default_factory}
-        hints = get_type_hints(kind, include_extras=True)
-        return {each.name: (hints.get(each.name, Any), each.name in needed) for each in ours}
+        # its constructor knows which fields are given, and those that are no attributes (InitVar)
+        made = get_type_hints(kind.__init__, include_extras=True)
+        hints = {**get_type_hints(kind, include_extras=True), **made}
+        given = inspect.signature(kind).parameters.values()
+        named = [each for each in given if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        return {each.name: (hints.get(each.name, Any), each.default is each.empty) for each in named}
     elif issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
         names = kind._fields  # type: ignore[attr-defined]
         hints = get_type_hints(kind, include_extras=True)
@@ -253,14 +289,17 @@ def _made(kind: type, given: Mapping[str, Any], fields: Mapping[str, tuple[Any, 
 
 
 def _by_its_class(make: Callable[[], Any]) -> Any:
-    """Return an object of a user's class, whose code may raise any exception.
+    """Return an object that is made by the code of a user's class, such as its constructor or its hash, which
+    may raise any exception.
 
     Raises:
         ValueError: it did.
     """
     try:
         return make()
-    except Exception as error:
+    except BaseException as error:
+        if is_signal(error):
+            raise
         raise ValueError(error_text(error) or type(error).__name__) from error
 
 
@@ -274,8 +313,4 @@ def _a(kind: type, value: Any, wanted: Any) -> Any:
 
 
 def _no(value: Any, wanted: Any) -> Any:
-    raise ValueError(f"{shown(value)} is no {_name(wanted)}")
-
-
-def _name(wanted: Any) -> str:
-    return inspect.formatannotation(wanted)
+    raise ValueError(f"{shown(value)} is no {annotation_text(wanted)}")

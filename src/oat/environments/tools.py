@@ -26,12 +26,13 @@ import asyncio
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_type_hints
 
-from oat.environments.arguments import converted, is_possible
-from oat.environments.results import error_text, result_text, without_addresses
+from oat.environments.arguments import annotation_text, converted, copied, is_possible
+from oat.environments.results import error_text, result_text, same_text
 from oat.errors import ConfigError, EpisodeError, did_you_mean, is_signal, shortened, shown, warn
 from oat.plugins.calls import awaited, is_installed, last_place
 from oat.text.call_forms import ToolCall
@@ -61,11 +62,11 @@ class ToolAnswer:
     broken: int = 0
 
 
-class _Default:
-    """The default of a parameter, as it is told to the model."""
+class _Text:
+    """What has a given text in the signature that is told to the model."""
 
-    def __init__(self, value: Any):
-        self._text = without_addresses(value, shown(value, 200))
+    def __init__(self, text: str):
+        self._text = text
 
     def __repr__(self) -> str:
         return self._text
@@ -119,14 +120,11 @@ class _Tool:
         if wrong is not None:
             raise ConfigError(
                 f"the tool {name} takes {signature}, and {wrong} cannot be a value of JSON, which is what a "
-                "model writes; annotate it with int, float, str, bool, list, dict or a class of these, and "
-                "make of it within the tool what you need"
+                "model writes; annotate it with int, float, str, bool, list, dict or a class of these "
+                "(elements of a set and keys of a dict must have a hash), and make of it within the tool "
+                "what you need"
             )
-        told = [
-            one if one.default is one.empty else one.replace(default=_Default(one.default))
-            for one in signature.parameters.values()
-        ]
-        return cls(name, function, signature, types, f"{name} takes {signature.replace(parameters=told)}")
+        return cls(name, function, signature, types, f"{name} takes {_told_signature(signature)}")
 
     def bound(self, given: Mapping[str, Any] | str) -> tuple[dict[str, Any], str]:
         """Return the arguments of a call by name, converted to the types of their parameters; and what is
@@ -147,9 +145,10 @@ class _Tool:
                 arguments[name] = None
                 continue
             try:
-                arguments[name] = converted(value, self.types.get(name if is_own else rest or name, Any))
-            except (ValueError, RecursionError) as error:
-                text, told = shown(value), error_text(error)
+                wanted = self.types.get(name if is_own else rest or name, Any)
+                arguments[name] = converted(copied(value), wanted)
+            except Exception as error:  # what a model writes ends no run
+                text, told = shown(value), str(error)
                 more = f" ({shortened(told, 200)})" if told and not told.startswith(text) else ""
                 return {}, f"{name} is {text}{more}; {self.takes}"
         return arguments, ""
@@ -171,8 +170,9 @@ class Tools:
       it. Only `oat.errors.EpisodeError` passes, with which a tool can end the run.
     * The result of an `async` tool is awaited. `answer` runs it in an event loop of its own; an `async`
       environment calls `await tools.answer_async(response)`, which uses the environment's loop.
-    * A result is told as text (`environments/results.py`). One whose text has the address of an object ends
-      the run, since two runs would differ.
+    * A result is told as text (`environments/results.py`). One whose text has the address of an object, or
+      the state of the process, ends the run, since two runs would differ.
+    * A tool that changes its arguments, or the filters of warnings, changes them for itself alone.
 
     Attributes:
         parse, role: the arguments.
@@ -243,28 +243,31 @@ class Tools:
         tool, arguments, fault = self._prepared(call)
         if tool is None:
             return f"error: {fault}", "failed"
+        filters = _Filters()
         try:
             result = tool.function(**arguments)
-            return result_text(
-                awaited(result) if inspect.isawaitable(result) else result, tool.name
-            ), "result"
+            text = result_text(awaited(result) if inspect.isawaitable(result) else result, tool.name)
         except BaseException as error:
+            filters.put_back()
             return self._error(tool, error)
+        filters.put_back()
+        return text, "result"
 
     async def _told_async(self, call: ToolCall) -> _Told:
         tool, arguments, fault = self._prepared(call)
         if tool is None:
             return f"error: {fault}", "failed"
+        task, filters = asyncio.current_task(), _Filters()
         try:
             result = tool.function(**arguments)
-            return result_text(await result if inspect.isawaitable(result) else result, tool.name), "result"
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the environment is late
+            text = result_text(await result if inspect.isawaitable(result) else result, tool.name)
+        except BaseException as error:
+            filters.put_back()
+            if _ends(task, error):
                 raise
             return self._error(tool, error)
-        except BaseException as error:
-            return self._error(tool, error)
+        filters.put_back()
+        return text, "result"
 
     def _prepared(self, call: ToolCall) -> tuple[_Tool | None, dict[str, Any], str]:
         """Return the tool of a call and its arguments; or None, nothing, and what is wrong."""
@@ -283,7 +286,7 @@ class Tools:
         Raises:
             EpisodeError, or an exception of a signal: it is the exception.
         """
-        if is_signal(error) or isinstance(error, EpisodeError | GeneratorExit):
+        if is_signal(error) or isinstance(error, EpisodeError):
             raise error
         kind, text = type(error), error_text(error)
         if isinstance(error, _OF_THE_CALL):
@@ -304,6 +307,56 @@ class Tools:
         """Return text that a tokenizer can read."""
         plain = text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
         return shortened(plain, self._most_characters)
+
+
+class _Filters:
+    """The filters of warnings before a call. A tool that makes warnings errors would make errors of what
+    `oat` warns of."""
+
+    def __init__(self) -> None:
+        self._module: Any = warnings
+        self._list, self._before = self._module.filters, [*self._module.filters]
+
+    def put_back(self) -> None:
+        """Put back the filters, if they have changed."""
+        if self._module.filters is not self._list or self._list != self._before:
+            self._list[:] = self._before
+            self._module.filters = self._list
+
+
+def _ends(task: "asyncio.Task[Any] | None", error: BaseException) -> bool:
+    """Return True if an exception within an `async` call was not raised by the tool: the environment is late,
+    and its task was cancelled, or the call is closed, since its event loop has ended.
+
+    Args:
+        task: the task in which the call began.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no event loop runs here
+        return True
+
+
+def _told_signature(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature that has a text which is the same in every process."""
+    empty = signature.empty
+
+    def told(annotation: Any) -> Any:
+        is_plain = annotation is empty or isinstance(annotation, str | type)
+        return annotation if is_plain else _Text(annotation_text(annotation))
+
+    parameters = [
+        one.replace(
+            annotation=told(one.annotation),
+            default=empty if one.default is empty else _Text(same_text(one.default, shown(one.default, 200))),
+        )
+        for one in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=told(signature.return_annotation))
 
 
 def tools_of(environment: Any) -> list[Tools]:

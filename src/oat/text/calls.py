@@ -2,6 +2,10 @@
 
 `template_calls` reads the forms in which published chat templates write calls; each row of `_FORMS` is one.
 `json_calls` reads the first of them alone, and `bracket_calls` reads `[calculator(3*4)]`.
+
+Thoughts, as between `<think>` and `</think>`, have no calls: a model tells there what it might call. Servers
+that read calls (vLLM, SGLang) leave thoughts out first, too. A mark within a string of a call is a part of
+the string.
 """
 
 import re
@@ -10,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 from oat.text.call_forms import (
+    Found,
     Read,
     ToolCall,
     read_bare,
@@ -22,13 +27,28 @@ from oat.text.call_forms import (
     read_python,
 )
 
-_BRACKET = re.compile(r"\[(\w++)\(([^\[\]]*)\)\]")
 _NAME = r"(?P<name>[\w.\-]++)"
 _KIMI = re.escape("<|tool_call_argument_begin|>")
 _HERMES = partial(read_json, close="</tool_call>")
 _GEMMA = partial(read_braces, quote='<|"|>', close="<tool_call|>")
 _FUNCTION_GEMMA = partial(read_braces, quote="<escape>", close="<end_function_call>")
 
+_THOUGHTS = {
+    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning", "seed:think")},
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+    "<|channel>thought": "<channel|>",
+    "<|channel|>analysis<|message|>": "<|start|>",
+}
+"""The marks between which thoughts stand: those of most models, then those of Magistral, Kimi VL,
+OpenThinker, Command A Reasoning, Apertus, Gemma 4, and gpt-oss."""
+_BEGINS = re.compile("|".join(map(re.escape, _THOUGHTS)))
+_LEADING = re.compile(rf"\s*+(?P<mark>{_BEGINS.pattern})")
+_ENDS = re.compile("|".join(map(re.escape, [*_THOUGHTS.values()][:-2])))
+"""A mark that ends thoughts and nothing else."""
 _CLOSING = re.compile(r"\s*(?:</\w+>)?")
 """What may stand between the end of a call and the end of a longer text that could not be read as one."""
 _MOST = 1000
@@ -86,30 +106,91 @@ _FORMS = (
 )
 
 
+def _read_thoughts(text: str, match: "re.Match[str]") -> Found | None:
+    """Read thoughts, which have no calls."""
+    close = _THOUGHTS[match[0]]
+    end = text.find(close, match.end())
+    return ((), end + len(close)) if end >= 0 else None
+
+
+def _bracket(text: str, match: "re.Match[str]") -> Found:
+    return [ToolCall(match["name"], match["text"])], match.end()
+
+
+_THOUGHT_FORMS = [_form(re.escape(mark), _read_thoughts) for mark in _THOUGHTS]
+_HERMES_FORM = (_form("<tool_call>", _HERMES),)
+_BRACKET_FORM = (_form(r"\[(?P<name>\w++)\((?P<text>[^\[\]]*)\)\]", _bracket),)
+
+
 def template_calls(response: str) -> list[ToolCall]:
     """Return the calls in a response, in any form in which a published chat template writes them. A call that
-    is not closed is none."""
-    return [*islice(_calls(response, _FORMS), _MOST)]
+    is not closed is none, and neither is one within thoughts."""
+    return _calls(response, _FORMS)
 
 
 def json_calls(response: str) -> list[ToolCall]:
     """Return the calls between `<tool_call>` and `</tool_call>`, each a JSON object with `name` and
-    `arguments`. A call that is not closed is none."""
-    return [*islice(_calls(response, [_form("<tool_call>", _HERMES)]), _MOST)]
+    `arguments`. A call that is not closed is none, and neither is one within thoughts."""
+    return _calls(response, _HERMES_FORM)
 
 
 def bracket_calls(response: str) -> list[ToolCall]:
-    """Return the calls of the form `[name(text)]`. The text has no brackets."""
-    return [ToolCall(match[1], match[2]) for match in _BRACKET.finditer(response)]
+    """Return the calls of the form `[name(text)]`. The text has no brackets. A call within thoughts is
+    none."""
+    return _calls(response, _BRACKET_FORM)
 
 
-def _calls(text: str, forms: Sequence[_Form]) -> Iterator[ToolCall]:
-    """Yield the calls in the given forms, in the order of the text. A form of which a call is not closed is
-    sought no further, and at most `_MOST` openings are read. So the time is linear in the length of the
-    text."""
+def _calls(response: str, forms: Sequence[_Form]) -> list[ToolCall]:
+    """Return the calls in the given forms, in the order of the text, that do not stand within thoughts."""
+    text = response[_behind_thoughts(response, forms) :]
+    found = [*_spans(text, forms)]
+    end = _unclosed(text, [place for _, place in found])
+    return [*islice((call for calls, place in found if place.start < end for call in calls), _MOST)]
+
+
+def _behind_thoughts(text: str, forms: Sequence[_Form]) -> int:
+    """Return the offset of a response behind the thoughts at its beginning. The prompt may have opened them:
+    then the first mark that is not within a call ends them."""
+    begins, ends, at = _BEGINS.search(text), _ENDS.search(text), 0
+    if ends is not None and (begins is None or ends.start() < begins.start()):
+        read = [place for calls, place in _spans(text, forms) if not any(call.fault for call in calls)]
+        while ends is not None and at == 0:
+            around = next((place for place in read if ends.start() in place), None)
+            if around is None:
+                at = ends.end()
+            else:
+                ends = _ENDS.search(text, around.stop)
+    while (leading := _LEADING.match(text, at)) is not None:
+        end = text.find(_THOUGHTS[leading["mark"]], leading.end())
+        if end < 0:
+            return len(text)
+        at = end + len(_THOUGHTS[leading["mark"]])
+    return at
+
+
+def _unclosed(text: str, places: Sequence[range]) -> int:
+    """Return the offset of the first thoughts in a text that are not closed; its length if there are none.
+
+    Args:
+        places: where calls stand, in order. A mark within a call is a part of the call.
+    """
+    last = {mark: text.rfind(close) for mark, close in _THOUGHTS.items()}
     at = 0
-    opened = [(opening.search(text), opening, read) for opening, read in forms]
-    unread: tuple[Sequence[ToolCall], int] | None = None
+    for place in [*places, range(len(text), len(text))]:
+        for match in _BEGINS.finditer(text, at, place.start):
+            if last[match[0]] < match.end():
+                return match.start()
+        at = place.stop
+    return len(text)
+
+
+def _spans(text: str, forms: Sequence[_Form]) -> Iterator[tuple[Sequence[ToolCall], range]]:
+    """Yield the calls in the given forms, and the range of the text in which they stand. Closed thoughts are
+    a range without calls. A form of which a call is not closed is sought no further, and at most `_MOST`
+    openings are read. So the time is linear in the length of the text."""
+    at = 0
+    opened = [(opening.search(text), opening, read) for opening, read in [*forms, *_THOUGHT_FORMS]]
+    unread: tuple[Sequence[ToolCall], range] | None = None
     for _ in range(_MOST):
         opened = [
             (opening.search(text, at) if match is not None and match.start() < at else match, opening, read)
@@ -118,10 +199,10 @@ def _calls(text: str, forms: Sequence[_Form]) -> Iterator[ToolCall]:
         opened = [each for each in opened if each[0] is not None]
         first = min(opened, key=lambda each: each[0].start() if each[0] is not None else 0, default=None)
         match = first[0] if first is not None else None
-        if unread is not None and (match is None or match.start() >= unread[1]):
+        if unread is not None and (match is None or match.start() >= unread[1].stop):
             # no call stands within what could not be read
-            yield from unread[0]
-            at, unread = unread[1], None
+            yield unread
+            at, unread = unread[1].stop, None
             continue
         if first is None or match is None:
             return
@@ -132,15 +213,15 @@ def _calls(text: str, forms: Sequence[_Form]) -> Iterator[ToolCall]:
         calls, end = found
         is_read = not any(call.fault for call in calls)
         if unread is None and is_read:
-            yield from calls
+            yield calls, range(match.start(), end)
             at = end
         elif unread is None:
-            unread, at = found, match.end()
-        elif is_read and (end > unread[1] or _CLOSING.fullmatch(text, end, unread[1])):
+            unread, at = (calls, range(match.start(), end)), match.end()
+        elif is_read and (end > unread[1].stop or _CLOSING.fullmatch(text, end, unread[1].stop)):
             # what could not be read only mentions the opening of a call
-            yield from calls
-            at, unread = max(end, unread[1]), None
+            yield calls, range(match.start(), end)
+            at, unread = max(end, unread[1].stop), None
         else:
-            at = match.end()
+            at = match.end() if calls else end
     if unread is not None:
-        yield from unread[0]
+        yield unread
