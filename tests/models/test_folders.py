@@ -11,11 +11,12 @@ from typing import Any
 import peft
 import pytest
 import torch
-from fixtures import World, oat
+from adapters import built, learner_in
+from fixtures import World, made, oat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_models import build_config, build_tokenizer, save_model, save_reward_model
+from tiny_models import build_config, save_model, save_reward_model
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
@@ -28,15 +29,14 @@ from transformers import (
 from oat.build.changes import CHANGES
 from oat.config.load import load_config as load_settings
 from oat.config.settings import ModelConfig
-from oat.errors import CheckpointError, ModelError, OatWarning, TemplateError
-from oat.learner.models import refuse_other_tensors
+from oat.errors import CheckpointError, ModelError, OatWarning
+from oat.learner.models import frozen_checksum, refuse_other_tensors
 from oat.models.beside import is_adapter_directory
 from oat.models.loading import load_config, load_lm, load_module, load_tokenizer
 from oat.models.lora import load_model
 from oat.models.outline import Outlines
 from oat.models.scoring import Scorer
 from oat.models.sources import refuse_two_sources
-from oat.text.templates import load_template
 
 Change = Callable[[Path], Any]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -432,55 +432,22 @@ def test_a_checkpoint_that_has_an_adapter_too_is_refused() -> None:
     refuse_other_tensors("policy", names, names)
 
 
-TEMPLATES: Mapping[str, tuple[Any, str, bool]] = {
-    "the same": ("one", "one", False),
-    "another": ("two", "one", True),
-    "the same, in a list": ([{"name": "default", "template": "one"}], "one", False),
-    "another, in a list": ([{"name": "default", "template": "two"}], "one", True),
-    "one for tools": (
-        [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}],
-        "",
-        True,
-    ),
-    "none by default": (
-        [{"name": "rag", "template": "one"}, {"name": "tool_use", "template": "two"}],
-        "",
-        False,
-    ),
-    "a file for tools": ("one", "tool_use", True),
-    "a file for processors": ("one", "chat_template.json", True),
-}
-"""Of each case: the field `chat_template`; the text of chat_template.jinja, or the name of a further file;
-whether a template is said not to be used."""
-
-
-@pytest.mark.parametrize("case", TEMPLATES)
-def test_chat_templates_that_are_not_used_are_said(tmp_path: Path, case: str) -> None:
-    field, more, is_said = TEMPLATES[case]
-    build_tokenizer().save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": field}))
-    (tmp_path / "additional_chat_templates").mkdir()
-    if more == "tool_use":
-        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("two")
-    if more == "chat_template.json":
-        (tmp_path / more).write_text(json.dumps({"chat_template": "two"}))
-    if more in ("one", "tool_use"):
-        (tmp_path / "chat_template.jinja").write_text("one")
-    made, message, said = outcome(lambda: load_tokenizer(str(tmp_path)))
-    assert (message, bool(said)) == ("", is_said)
-    if case == "none by default":
-        with pytest.raises(TemplateError, match=r"rag, tool_use"):
-            load_template("tokenizer", made)
-    else:
-        assert load_template("tokenizer", made) == "one"
-
-
-def test_a_tokenizer_for_other_versions_is_refused(tmp_path: Path) -> None:
-    build_tokenizer().save_pretrained(tmp_path)
-    shutil.copy(tmp_path / "tokenizer.json", tmp_path / "tokenizer.4.0.0.json")
-    file = tmp_path / "tokenizer_config.json"
-    for names, is_refused in ((["tokenizer.json"], False), (["tokenizer.4.0.0.json"], True)):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "fast_tokenizer_files": names}))
-        _, message, _ = outcome(lambda: load_tokenizer(str(tmp_path)))
-        assert ("fast_tokenizer_files" in message) == is_refused
+def test_a_reference_that_had_an_adapter_is_refused_for_this_reason(world: World, tmp_path: Path) -> None:
+    """An earlier version used the adapter in the reference's folder. No file has changed since."""
+    folder = tmp_path / "merged"
+    shutil.copytree(world.folder / "model", folder)
+    for has_adapter in (False, True):
+        if has_adapter:
+            adapter_beside(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            place = made(tmp_path / str(has_adapter))
+            run = built(world, place, {"model.lora": None, "model.reference": str(folder)})
+        learner = learner_in(run)
+        before = AutoModelForCausalLM.from_pretrained(folder)  # with the adapter
+        frozen = frozen_checksum(before, ()) + (not has_adapter)
+        state = {**learner.state, "frozen": {**learner.frozen, "reference": frozen}}
+        with pytest.raises(CheckpointError, match=r"model\.reference back as they were") as caught:
+            learner.load_state(state)
+        assert ("adapter_config.json" in str(caught.value)) == has_adapter
+        run.ledger.close()
