@@ -145,10 +145,15 @@ def are_equal(path: str, one: str, other: str) -> bool:
     held = tensors_of(cached_files(path))
     if one not in held or other not in held:
         return True
+    return equal_tensors((held[one][0], one), (held[other][0], other))
+
+
+def equal_tensors(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+    """Return True if two tensors, given by file and name, have the same shape and equal values."""
     values = []
     with unset_fake_temporarily(), torch.device("cpu"):
-        for name in (one, other):
-            with safe_open(held[name][0], "pt") as file:
+        for place, name in (one, other):
+            with safe_open(place, "pt") as file:
                 values.append(file.get_tensor(name))
         first, second = values
         wide = torch.promote_types(first.dtype, second.dtype)
