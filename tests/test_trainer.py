@@ -1,6 +1,7 @@
 """The Python API makes the same run as the command line, with objects in the places of names."""
 
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,11 @@ def test_the_same_lines_go_on_with_it(world: World, tmp_path: Path) -> None:
 
 def test_what_was_given_must_be_the_same_when_it_goes_on(world: World, tmp_path: Path) -> None:
     given = lines(world, tmp_path / "run", **objects(world))
+    Trainer(**given).train()
+    settings = tmp_path / "run" / "given" / "model" / "tokenizer_config.json"
+    held = json.loads(settings.read_text())
+    is_offline = held.get("local_files_only")  # transformers writes HF_HUB_OFFLINE there
+    settings.write_text(json.dumps({**held, "local_files_only": not is_offline}))
     Trainer(**given).train()
     fewer = {"path": given["prompts"]["path"][1:], "reference_key": "answer"}
     with pytest.raises(ConfigError, match=r"prompts.jsonl: the run in .* was begun with other records"):

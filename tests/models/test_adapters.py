@@ -13,16 +13,21 @@ import pytest
 import torch
 from adapters import bend, built, engine_in, learner_in, logits
 from fixtures import World, made, make_model, oat
+from safetensors.torch import load_file, save_file
+from tiny_models import build_config, save_model
 from transformers import AutoModelForCausalLM
 
 from oat.build.resolve import resolve
 from oat.build.run import build
+from oat.build.speaker import GenerationOptions, load_speaker
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
+from oat.errors import ModelError
 from oat.learner.models import Critic, LanguageModel
 from oat.models.loading import load_tokenizer
-from oat.models.lora import load_model, save_adapter
+from oat.models.lora import described_adapter, load_model, save_adapter
+from oat.models.outline import Outlines
 
 TARGETS = ("lm_head", "q_proj")
 IDS = torch.tensor([[2, 3, 4, 12, 13, 1]])
@@ -286,6 +291,19 @@ def spoiled(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
     return spoil
 
 
+def with_weights_of_the_model(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], Any]:
+    """Write the head of the model into the adapter's file, as PEFT does if it is adapted."""
+
+    def spoil(folder: Path) -> None:
+        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        head = load_file(Path(base) / "model.safetensors")["lm_head.weight"]
+        file = folder / "adapter_model.safetensors"
+        name = "base_model.model.lm_head.base_layer.weight"
+        save_file({**load_file(file), name: change(head).contiguous()}, file, {"format": "pt"})
+
+    return spoil
+
+
 WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     "nested too deep": (
         lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000),
@@ -301,7 +319,7 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "another method": (
         spoiled(lambda told: told.update(peft_type="LOHA")),
-        "none of plain LoRA .*peft_type 'LOHA'",
+        "holds an adapter of PEFT's kind LOHA, and only LORA is read",
     ),
     "DoRA": (spoiled(lambda told: told.update(use_dora=True)), "none of plain LoRA .*use_dora True"),
     "whole modules": (spoiled(lambda told: told.update(modules_to_save=["norm"])), "modules_to_save"),
@@ -309,6 +327,10 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     "another start": (
         spoiled(lambda told: told.update(init_lora_weights="pissa")),
         "init_lora_weights 'pissa'",
+    ),
+    "weights of the model, resized": (
+        with_weights_of_the_model(lambda tensor: torch.cat([tensor, tensor[:2]])),
+        "has weights of the model itself too, and `base_model.model.lm_head",
     ),
     "another rank": (spoiled(lambda told: told.update(r=2)), "it is of another model than this llama"),
     "a layer too few": (
@@ -338,6 +360,62 @@ def test_adapters_that_cannot_be_taken_up(
         said.append(capsys.readouterr().err.replace(f"oat {command}", "oat"))
     assert said[0] == said[1]
     assert re.search(words, said[0]), said[0]
+
+
+@pytest.mark.parametrize("name", ["prefix", "prompt", "ia3"])
+def test_an_adapter_of_another_kind_is_named(base: str, tmp_path: Path, name: str) -> None:
+    import peft
+
+    kinds = {
+        "prefix": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        "prompt": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        "ia3": peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+    }
+    kinds[name].save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"kind {kinds[name].peft_type.value},"):
+        described_adapter(str(tmp_path))
+
+
+@pytest.mark.parametrize("targets", [["lm_head", "q_proj"], ["embed_tokens"]], ids=["head", "embeddings"])
+def test_adapted_embeddings_are_those_of_peft(tmp_path: Path, targets: list[str]) -> None:
+    """PEFT writes the weights of adapted embeddings too. They are the model's, or the adapter is refused.
+    What we write, PEFT reads."""
+    import peft
+
+    base = save_model(tmp_path / "base", build_config("llama"))
+    adapted = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"),
+    )
+    adapted.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "adapter_model.safetensors"
+    assert any("base_layer" in name for name in load_file(file))
+    path = str(tmp_path / "theirs")
+    config = ModelConfig(base, lora=described_adapter(path)[0], adapter=path)
+    lm = load_model(config)
+    with torch.no_grad():
+        expected = adapted.eval()(IDS).logits
+    torch.testing.assert_close(logits(lm, IDS), expected, atol=1e-4, rtol=1e-4)
+    save_adapter(lm, base, tmp_path / "ours")
+    with torch.no_grad():
+        again = taken_up(base, str(tmp_path / "ours"))(IDS).logits
+    torch.testing.assert_close(again, expected, atol=1e-4, rtol=1e-4)
+    Outlines().on_meta(config)
+    changed = {name: t + 1 if "base_layer" in name else t for name, t in load_file(file).items()}
+    save_file(changed, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="is not that of the model here"):
+        load_model(config)
+
+
+@pytest.mark.parametrize("named", [None, "elsewhere/model", "ADAPTER"])
+def test_an_adapter_whose_base_cannot_be_read_says_so(
+    adapters: Callable[[str], str], tmp_path: Path, named: str | None
+) -> None:
+    shutil.copytree(adapters("ours"), tmp_path / "adapter")
+    named = adapters("theirs") if named == "ADAPTER" else named
+    spoiled(lambda told: told.update(base_model_name_or_path=named))(tmp_path / "adapter")
+    with pytest.raises(ModelError, match="base_model_name_or_path"):
+        load_speaker(str(tmp_path / "adapter"), GenerationOptions())
 
 
 @pytest.mark.parametrize(

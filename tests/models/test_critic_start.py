@@ -23,7 +23,7 @@ from oat.build.resolve import resolve
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
-from oat.errors import ModelError
+from oat.errors import ModelError, OatWarning
 from oat.learner.models import Critic
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
@@ -138,7 +138,11 @@ def test_names_of_the_head(tmp_path: Path, name: str) -> None:
         with pytest.raises(ModelError, match=f"2 heads.*{name}.*value_head_prefix"):
             critic_of(path)
         change_config(tmp_path, value_head_prefix=name)
-    assert torch.equal(critic_of(path).score.weight, head)
+    with pytest.warns(OatWarning, match=f"`{name}` gives the value, and other is not used"):
+        assert torch.equal(critic_of(path).score.weight, head)
+    change_config(tmp_path, value_head_prefix="missing")
+    with pytest.raises(ModelError, match=f"`missing`.*other, {name}"):
+        critic_of(path)
 
 
 WRONG_HEADS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {

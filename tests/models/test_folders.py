@@ -11,29 +11,32 @@ from typing import Any
 import peft
 import pytest
 import torch
-from fixtures import World, oat
+from adapters import built, learner_in
+from fixtures import World, made, oat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_models import build_config, build_tokenizer, save_model, save_reward_model
+from tiny_models import build_config, save_model, save_reward_model
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    MixtralConfig,
 )
 
 from oat.build.changes import CHANGES
 from oat.config.load import load_config as load_settings
 from oat.config.settings import ModelConfig
 from oat.errors import CheckpointError, ModelError, OatWarning
-from oat.learner.models import refuse_other_tensors
+from oat.learner.models import frozen_checksum, refuse_other_tensors
 from oat.models.beside import is_adapter_directory
 from oat.models.loading import load_config, load_lm, load_module, load_tokenizer
 from oat.models.lora import load_model
 from oat.models.outline import Outlines
 from oat.models.scoring import Scorer
+from oat.models.sources import refuse_two_sources
 
 Change = Callable[[Path], Any]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -67,6 +70,15 @@ def doubled(tensors: dict[str, torch.Tensor]) -> None:
     tensors.update({name: 2 * tensor for name, tensor in tensors.items()})
 
 
+def twice(rename: Callable[[str], str], factor: float = 2) -> Change:
+    """Write the tensors whose names change under new names too, multiplied by `factor`."""
+    return with_tensors(
+        lambda held: held.update(
+            {rename(name): factor * tensor for name, tensor in list(held.items()) if rename(name) not in held}
+        )
+    )
+
+
 def index_naming(*names: str) -> Change:
     """Write an index in which tensors are spread over these files. Files of the folder that are named and
     missing are written, each with all tensors."""
@@ -93,17 +105,40 @@ def only_shards(folder: Path) -> None:
     (folder / SINGLE).unlink()
 
 
+def shards_of_two_names(folder: Path) -> None:
+    """Write two files of one index. The second one has the model again, without its prefix."""
+    tensors, places = load_file(folder / SINGLE), {}
+    (folder / SINGLE).unlink()
+    for number, prefix in ((1, ""), (2, "model.")):
+        name = f"model-0000{number}-of-00002.safetensors"
+        held = {each.removeprefix(prefix): number * tensor for each, tensor in tensors.items()}
+        held = {each: tensor for each, tensor in held.items() if each not in places}
+        save_file(held, folder / name, metadata={"format": "pt"})
+        places |= dict.fromkeys(held, name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def of_other_versions(folder: Path) -> None:
+    shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
+    said_in_config(configuration_files=["config.4.0.0.json"])(folder)
+
+
 HARMLESS: Mapping[str, Change] = {
-    "weights in pickles": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"no pickle"),
-    "weights of other frameworks": lambda folder: (folder / "tf_model.h5").write_bytes(b"no weights"),
-    "weights in another layout": with_tensors(doubled, "consolidated.safetensors"),
-    "weights of a variant": with_tensors(doubled, "model.fp16.safetensors"),
+    "tensors twice, with the same values": twice(lambda name: name.removeprefix("model."), 1),
+    "an ensemble": with_tensors(doubled, "ensemble.safetensors"),
+    "states of a trainer": lambda folder: (folder / "training_args.bin").write_bytes(b"no weights"),
     "weights in a folder within": with_tensors(doubled, "original/model.safetensors"),
     "an index of the one file": index_naming(SINGLE),
     "settings of drawing": said_of_generation(eos_token_id=0, do_sample=True, temperature=0.6, top_p=0.9),
     "a processor": lambda folder: (folder / "preprocessor_config.json").write_text("{}"),
 }
 SAID: Mapping[str, Change] = {
+    "weights in pickles": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"no pickle"),
+    "weights of other frameworks": lambda folder: (folder / "tf_model.h5").write_bytes(b"no weights"),
+    "weights in another layout": with_tensors(doubled, "consolidated.safetensors"),
+    "weights of a variant": with_tensors(doubled, "model.fp16.safetensors"),
+    "shards that no index names": with_tensors(doubled, "model-00002-of-00002.safetensors"),
+    "weights of another adapter": with_tensors(doubled, "adapter_model.safetensors"),
     "an adapter": adapter_beside,
     "a broken adapter": lambda folder: (folder / "adapter_config.json").write_text("{"),
     "code": said_in_config(auto_map={"AutoModelForCausalLM": "own.Model"}),
@@ -111,6 +146,7 @@ SAID: Mapping[str, Change] = {
     "more tensors than the model has": with_tensors(
         lambda held: held.update({"model.layers.9.more": torch.ones(2)})
     ),
+    "the model again by a name that is not known": twice(lambda name: f"language_model.{name}"),
 }
 REFUSED: Mapping[str, Change] = {
     "quantised by the configuration": said_in_config(
@@ -126,6 +162,12 @@ REFUSED: Mapping[str, Change] = {
     "shards in another folder": index_naming("../other/model.safetensors"),
     "parts of processes": with_tensors(doubled, "shard-00000-model-00001-of-00001.safetensors"),
     "shards that have a tensor twice": only_shards,
+    "the model again without the prefix": twice(lambda name: name.removeprefix("model.")),
+    "one tensor again without the prefix": twice(
+        lambda name: name.removeprefix("model.") if name == "model.norm.weight" else name
+    ),
+    "shards that have the model by two names": shards_of_two_names,
+    "a configuration for other versions": of_other_versions,
     "settings that are no JSON": lambda folder: (folder / "generation_config.json").write_text("{"),
 }
 CHANGED = {**HARMLESS, **SAID, **REFUSED}
@@ -200,6 +242,7 @@ def test_a_folder_is_read_as_its_configuration_says(
         assert bool(message) == (name in REFUSED), (loader, message)
         assert "\n" not in message
         assert bool(said) == (name in SAID), (loader, said)
+        assert len(set(said)) == len(said)
         if message:
             continue
         found = values(module)
@@ -227,6 +270,72 @@ def test_together_they_change_nothing_either(
         found, expected = values(load_lm(str(folder)).module), values(load_lm(str(clean / "lm")).module)
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+NAMES: Mapping[str, Callable[[str], str]] = {
+    "without the prefix": lambda name: name.removeprefix("model."),
+    "prefix": lambda name: f"model.{name}",
+    "foreign prefix": lambda name: f"language_model.{name}",
+    "wrapped": lambda name: f"base_model.model.{name}",
+    "old": lambda name: name.replace(".weight", ".gamma"),
+    "parametrised": lambda name: name.replace(".weight", ".parametrizations.weight.original0"),
+    "within": lambda name: name.replace("model.layers.", "model.language_model.layers."),
+}
+
+
+@given(name=st.sampled_from(sorted(NAMES)), chosen=st.sets(st.integers(0, 20), min_size=1))
+@settings(max_examples=12, deadline=None)
+def test_no_tensor_takes_the_place_of_another(
+    clean: Path, tmp_path_factory: pytest.TempPathFactory, name: str, chosen: set[int]
+) -> None:
+    """Whatever further names a file has, the module has the tensors of its own names, or is refused."""
+    folder = tmp_path_factory.mktemp("some") / "lm"
+    shutil.copytree(clean / "lm", folder)
+    held = load_file(folder / SINGLE)
+    expected = values(AutoModelForCausalLM.from_pretrained(clean / "lm"))
+    more = {NAMES[name](each): 2 * held[each] for each in [sorted(held)[place] for place in chosen]}
+    save_file(held | {k: v for k, v in more.items() if k not in held}, folder / SINGLE, {"format": "pt"})
+    module, message, _ = outcome(lambda: load_lm(str(folder)).module)
+    assert message or all(torch.equal(tensor, expected[each]) for each, tensor in values(module).items())
+
+
+@pytest.mark.parametrize("is_other", [True, False], ids=["two values", "one value"])
+def test_experts_have_one_source(tmp_path: Path, is_other: bool) -> None:
+    """Transformers puts the experts of a layer together. Files may have them apart and together."""
+    config = MixtralConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_local_experts=2
+    )
+    config.num_attention_heads = config.num_key_value_heads = 2
+    module = AutoModelForCausalLM.from_config(config)
+    module.save_pretrained(tmp_path)
+    apart = load_file(tmp_path / SINGLE)
+    assert apart.keys() != module.state_dict().keys()
+    refuse_two_sources(module, str(tmp_path))
+    whole = {name: tensor for name, tensor in module.state_dict().items() if name not in apart}
+    expert = {f"model.{name}": 2 * tensor for name, tensor in apart.items() if ".experts.1." in name}
+    more = whole if is_other else {}
+    save_file({**apart, **more}, tmp_path / SINGLE, {"format": "pt"})
+    if is_other:
+        with pytest.raises(ModelError, match="nobody can tell"):
+            refuse_two_sources(module, str(tmp_path))
+    save_file(
+        {**apart, **{name.removeprefix("model.model."): t for name, t in expert.items()}}, tmp_path / SINGLE
+    )
+    with pytest.raises(ModelError, match="nobody can tell"):
+        refuse_two_sources(module, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["score.bias", "value_head.weight", "lm_head.weight", "v_head.summary.weight"]
+)
+def test_a_reward_model_names_what_it_does_not_use(clean: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "reward"
+    shutil.copytree(clean / "reward", folder)
+    with_tensors(lambda held: held.update({name: torch.ones(1, 32)}))(folder)
+    _, message, said = outcome(lambda: Scorer(str(folder))._module)
+    assert not message
+    assert len(said) == 1
+    assert f"`{name}`" in said[0]
 
 
 @pytest.mark.parametrize("has_values", [True, False], ids=["two values", "one value"])
@@ -323,12 +432,22 @@ def test_a_checkpoint_that_has_an_adapter_too_is_refused() -> None:
     refuse_other_tensors("policy", names, names)
 
 
-def test_two_chat_templates_that_differ_are_said(clean: Path, tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = "one"
-    tokenizer.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    for template, is_said in (("one", False), ("two", True)):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
-        made, message, said = outcome(lambda: load_tokenizer(str(tmp_path)))
-        assert (made.chat_template, message, bool(said)) == ("one", "", is_said)
+def test_a_reference_that_had_an_adapter_is_refused_for_this_reason(world: World, tmp_path: Path) -> None:
+    """An earlier version used the adapter in the reference's folder. No file has changed since."""
+    folder = tmp_path / "merged"
+    shutil.copytree(world.folder / "model", folder)
+    for has_adapter in (False, True):
+        if has_adapter:
+            adapter_beside(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            place = made(tmp_path / str(has_adapter))
+            run = built(world, place, {"model.lora": None, "model.reference": str(folder)})
+        learner = learner_in(run)
+        before = AutoModelForCausalLM.from_pretrained(folder)  # with the adapter
+        frozen = frozen_checksum(before, ()) + (not has_adapter)
+        state = {**learner.state, "frozen": {**learner.frozen, "reference": frozen}}
+        with pytest.raises(CheckpointError, match=r"model\.reference back as they were") as caught:
+            learner.load_state(state)
+        assert ("adapter_config.json" in str(caught.value)) == has_adapter
+        run.ledger.close()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tiny_models import build_tokenizer
 from tokenizers import processors
 from transformers import DebertaV2Config, DebertaV2Model
 
-from oat.errors import ConfigError, ModelError, OracleError
+from oat.errors import ConfigError, ModelError, OatWarning, OracleError
+from oat.models.pairrm import PairRMModel
 from oat.oracles.make import build_oracle
 from oat.oracles.pairrm import PairRM
 from oat.testing import check_oracle
@@ -252,3 +254,25 @@ def test_its_recipe_runs(path: str, world: World, tmp_path: Path, monkeypatch: p
     )
     row = json.loads(Path("runs/dpo_pairrm/metrics.jsonl").read_text().splitlines()[-1])
     assert row["oracle/queries"] == 8
+
+
+@pytest.mark.parametrize("kind", ["more", "quantised", "shards"])
+def test_what_a_folder_holds_beside_the_model(path: str, tmp_path: Path, kind: str) -> None:
+    shutil.copytree(path, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    held = load_file(file)
+    if kind == "more":
+        held["head_layer.6.weight"] = torch.ones(2)
+    if kind == "quantised":
+        held["head_layer.4.weight"] = held["head_layer.4.weight"].to(torch.int8)
+    if kind == "shards":
+        index = {"metadata": {}, "weight_map": dict.fromkeys(held, "model-00001-of-00001.safetensors")}
+        (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file(held, file, metadata={"format": "pt"})
+    model = PairRMModel(str(tmp_path / "model"), "float32", "cpu")
+    if kind == "more":
+        with pytest.warns(OatWarning, match=r"head_layer\.6\.weight"):
+            assert model.modules
+    else:
+        with pytest.raises(ModelError, match={"quantised": "quantised", "shards": "nobody can tell"}[kind]):
+            assert model.modules

@@ -22,6 +22,7 @@ from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, DataError
 from oat.files import remove, saying_what_is_free, seen
 from oat.models.frozen import EVERY, frozen_in
+from oat.models.identity import hold_same
 from oat.rundir.mark import is_begun
 
 Tree = dict[str, Any]
@@ -326,9 +327,6 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
 
 
 def _same(first: Path, second: Path) -> bool:
-    if not first.is_dir():
-        return filecmp.cmp(first, second, shallow=False)
-    names = [{path.name for path in folder.iterdir()} for folder in (first, second)]
-    return names[0] == names[1] and not any(
-        filecmp.cmpfiles(first, second, sorted(names[0]), shallow=False)[1:]
-    )
+    if first.is_dir():
+        return hold_same(str(first), str(second))
+    return filecmp.cmp(first, second, shallow=False)

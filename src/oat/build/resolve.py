@@ -122,7 +122,7 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
         place = where(("model", "path"), origins)
         raise ConfigError(
             f"{place}: {model.path} is an adapter; set model.adapter to it, and model.path to the model "
-            f"beside it ({base})"
+            f"beside it ({base or 'its files do not name it'})"
         )
     if model.critic is not None and is_adapter_directory(model.critic):
         place = where(("model", "critic"), origins)

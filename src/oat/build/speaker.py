@@ -32,11 +32,11 @@ from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.embedded import Embedded, torch_engine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
-from oat.errors import ConfigError, OatWarning
+from oat.errors import ConfigError, ModelError, OatWarning
 from oat.evaluation.modes import best_of
-from oat.models.beside import is_adapter_directory
+from oat.models.beside import ADAPTER, is_adapter_directory
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import load_tokenizer
+from oat.models.loading import load_config, load_tokenizer
 from oat.models.lora import described_adapter, load_model
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
@@ -259,6 +259,7 @@ def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
     model = ModelConfig(target, dtype=options.dtype or "float32")
     if is_adapter_directory(target):
         lora, base = described_adapter(target)
+        _refuse_base(target, base)
         model = replace(model, path=base, lora=lora, adapter=target)
     lm = load_model(model, device=device_of(options.profile or "cpu"))
     tokenizer = load_tokenizer(model.path)
@@ -269,6 +270,26 @@ def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
     scorer = None if chooser is None else model_scorer(chooser, lm, target)
     sampling = Sampling(SamplingConfig.max_new_tokens)
     return _speaker(target, lm, renderer, sampling, options, None, chooser, scorer)
+
+
+def _refuse_base(adapter: str, base: str) -> None:
+    """Refuse an adapter whose base model has no configuration that can be read.
+
+    Args:
+        base: the name of the base model in the adapter's files; empty: there is none.
+
+    Raises:
+        ModelError: it has none.
+    """
+    field = f"base_model_name_or_path in {adapter}/{ADAPTER}"
+    if not base:
+        raise ModelError(
+            f"{adapter} is an adapter that names no base model; write its path or hub id as {field}"
+        )
+    try:
+        load_config(base)
+    except ModelError as error:
+        raise ModelError(f"the base model of the adapter {adapter} ({field}): {error}") from error
 
 
 def _speaker(

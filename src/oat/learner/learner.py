@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, Outputs, View, ends_update
-from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
+from oat.errors import ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
 from oat.learner.gradient_norm import clip_gradient
-from oat.learner.models import Model, frozen_checksum, refuse_other_tensors
+from oat.learner.models import Model, frozen_checksum, refuse_other_frozen, refuse_other_tensors
 from oat.learner.moving_reference import Following
 from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_results
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
@@ -377,12 +377,7 @@ class Learner:
         changed = sorted(
             name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
         )
-        if changed:
-            fields = " and ".join(dict.fromkeys(field for name in changed for field in _FILES_OF[name]))
-            raise CheckpointError(
-                f"what is frozen in the {', '.join(changed)} is not what this run began with; put the files "
-                f"of {fields} back as they were, or begin a new run"
-            )
+        refuse_other_frozen(changed, {name: self.models.get(name) for name in changed}, _FILES_OF)
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]
         self.critic_updates = state.get("critic_updates", 0)

@@ -14,6 +14,7 @@ from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.hardware.roofline import WorkCounter
 from oat.learner.passes import prompt_of, sequences_of, shared_prompts
+from oat.models.beside import has_left_over_adapter
 from oat.models.causal_lm import CausalLM, Layer, is_adapter
 from oat.types import Trajectory
 
@@ -275,6 +276,42 @@ def refuse_other_tensors(model: str, held: Collection[str], expected: Collection
         f"the checkpoint has other tensors of the {model} than the model has now: {len(wrong)} differ, for "
         f"example `{wrong[0]}`; {advice}"
     )
+
+
+def refuse_other_frozen(
+    names: Collection[str], models: Mapping[str, Model | None], files: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse models whose frozen weights are not those with which a run began.
+
+    Args:
+        names: names of these models; may be empty.
+        models: the models, by name.
+        files: for each model, the settings that name its files.
+
+    Raises:
+        CheckpointError: there are such models.
+    """
+    if not names:
+        return
+    fields = " and ".join(dict.fromkeys(field for name in names for field in files[name]))
+    advice = f"put the files of {fields} back as they were, or begin a new run"
+    if any(_has_left_over_adapter(models[name]) for name in names):
+        advice = (
+            "if an earlier version of oat began this run, it loaded the adapter that stands beside the model "
+            "in its folder (adapter_config.json), which is not used any more: begin a new run, for which a "
+            "folder with the adapter alone may be named too (model.adapter, model.reference); otherwise put "
+            f"the files of {fields} back as they were"
+        )
+    raise CheckpointError(
+        f"what is frozen in the {', '.join(names)} is not what this run began with; {advice}"
+    )
+
+
+def _has_left_over_adapter(model: Model | None) -> bool:
+    """Return True if the folder from which a model was loaded has an adapter that is not used."""
+    module = getattr(getattr(model, "lm", None), "module", None)
+    path = getattr(getattr(module, "config", None), "_name_or_path", "")
+    return bool(path) and has_left_over_adapter(path)
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:

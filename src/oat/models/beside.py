@@ -6,6 +6,7 @@ it is not used.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ ADAPTER = "adapter_config.json"
 _READ = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Names of weights that are not read."""
+_MAIN = "default"
+"""The name of the chat template that is used, if a tokenizer has several."""
 _NEUTRAL: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
@@ -139,18 +142,66 @@ def say_unused_settings(path: str) -> None:
         )
 
 
-def say_other_template(path: str) -> None:
-    """Warn of a chat template in tokenizer_config.json that chat_template.jinja replaces, if they differ."""
-    file, config = _find(path, "chat_template.jinja"), _find(path, "tokenizer_config.json")
-    if file is None or config is None:
+def refuse_named_files(path: str, name: str, field: str, own: str) -> None:
+    """Refuse a file of JSON whose field makes transformers read another file than these loaders' own.
+
+    Args:
+        path: a directory, or a hub model in the local cache.
+        name: the file.
+        field: its field, a list of names of files, of which transformers takes one by its version.
+        own: the name of the file that is read without the field.
+
+    Raises:
+        ModelError: the field names another file.
+    """
+    named = _field(path, name, field) or []
+    others = [each for each in named if each != own] if isinstance(named, list) else [named]
+    if others:
+        raise ModelError(
+            f"the {name} of {path} names {others[0]!r} ({field}), which transformers may read in place of "
+            f"{own}; save the model with `save_pretrained`, or remove the field"
+        )
+
+
+def say_other_templates(path: str, tokenizer: Any) -> None:
+    """Warn of chat templates that are not used, beside the one that is: templates with names of their own,
+    and those of other files.
+
+    Args:
+        path: the directory or hub model from which the tokenizer was loaded.
+    """
+    given = tokenizer.chat_template
+    by_name = dict(given) if isinstance(given, Mapping) else {_MAIN: given}
+    used = by_name.pop(_MAIN, None)
+    if not isinstance(used, str):  # whoever wants one is told
         return
-    with suppress(OSError, ValueError, AttributeError):  # a damaged file is reported when it is loaded
-        other = parse_json(config.read_text(encoding="utf-8")).get("chat_template")
-        if isinstance(other, str) and other.strip() != file.read_text(encoding="utf-8").strip():
-            warn(
-                f"{path} has a chat template in chat_template.jinja, which is used, and another one in "
-                "tokenizer_config.json, which is not"
-            )
+    others = [f"`{name}`" for name in by_name]
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        found = _field(path, name, "chat_template")
+        named = found if isinstance(found, list) else [{"name": _MAIN, "template": found}]
+        for each in named:
+            text, called = (each.get("template"), each.get("name")) if isinstance(each, dict) else (None, "")
+            if isinstance(text, str) and text.strip() not in (used.strip(), _text(by_name.get(called))):
+                others.append(f"one in {name}" if called == _MAIN else f"`{called}` in {name}")
+    if others:
+        place = "chat_template.jinja" if _find(path, "chat_template.jinja") else "tokenizer_config.json"
+        warn(
+            f"{path} has a chat template in {place}, which is used, and others, which are not: "
+            f"{', '.join(others)}; to use one of those, write it to a .jinja file, and set render.template "
+            "to that file"
+        )
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _field(path: str, name: str, field: str) -> Any:
+    """Return a field of a file of JSON; None: there is none, or the file is damaged (its loader says so)."""
+    file = _find(path, name)
+    with suppress(OSError, ValueError, AttributeError):
+        return file and parse_json(file.read_text(encoding="utf-8")).get(field)
+    return None
 
 
 def say_unused_tensors(path: str, names: list[str], kind: str) -> None:

@@ -22,6 +22,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,10 +30,12 @@ from typing import Any
 
 import numpy as np
 
+from oat.errors import OatWarning
 from oat.files import parse_json, seen
 from oat.models.beside import is_adapter_directory
+from oat.models.loading import load_config, load_tokenizer
 from oat.models.lora import WEIGHTS, described_adapter
-from oat.models.weight_files import cached_files
+from oat.models.weight_files import cached_files, equal_tensors, tensors_of
 
 Identity = dict[str, dict[str, Any]]
 """An identity: a dict of sections. Each section is a dict of values by field."""
@@ -168,6 +171,33 @@ def differences(
 def are_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return True if two identities have the same sections and no differences."""
     return before.keys() == now.keys() and not differences(before, now)
+
+
+def hold_same(first: str, second: str) -> bool:
+    """Return True if two directories hold the same model and tokenizer: equal values of every tensor, equal
+    ids that end a text, equal chat templates, and no other difference that affects what is computed. If one
+    of the two cannot be read, return False."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OatWarning)  # who loads the model is told
+            return _all_of(first) == _all_of(second) and _equal_tensors(first, second)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _all_of(path: str) -> list[Any]:
+    tokenizer, ends = load_tokenizer(path), None
+    settings = seen(path) / "generation_config.json"
+    if settings.exists():
+        ends = parse_json(settings.read_text(encoding="utf-8")).get("eos_token_id")
+    return [model_identity(load_config(path)), tokenizer_identity(tokenizer), tokenizer.chat_template, ends]
+
+
+def _equal_tensors(first: str, second: str) -> bool:
+    held = [tensors_of(cached_files(path)) for path in (first, second)]
+    return held[0].keys() == held[1].keys() and all(
+        equal_tensors((held[0][name][0], name), (held[1][name][0], name)) for name in held[0]
+    )
 
 
 def hash_of(text: str) -> str:

@@ -19,14 +19,16 @@ from oat.errors import ModelError, did_you_mean
 from oat.files import located, seen, start
 from oat.models.beside import (
     refuse_config,
+    refuse_named_files,
     say_left_over_adapter,
-    say_other_template,
+    say_other_templates,
     say_unused_settings,
     say_unused_tensors,
 )
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_head, give_layouts
 from oat.models.linear import use_fast_matmul
+from oat.models.sources import refuse_two_sources
 from oat.models.weight_files import are_equal, described
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,12 +44,14 @@ def load_tokenizer(path: str) -> Any:
         path: a directory, or `org/name`.
 
     Raises:
-        ModelError: there is no tokenizer, or it cannot be read.
+        ModelError: there is no tokenizer, it cannot be read, or `refuse_named_files` refuses it.
     """
     where = _locate(path)
     with refusing("tokenizer", path):
-        say_other_template(path)
-        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        refuse_named_files(path, "tokenizer_config.json", "fast_tokenizer_files", "tokenizer.json")
+        say_other_templates(path, tokenizer)
+        return tokenizer
 
 
 def load_lm(
@@ -244,6 +248,7 @@ def load_config(path: str) -> Any:
         )
     with refusing("model", path):
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        refuse_named_files(path, "config.json", "configuration_files", "config.json")
         refuse_config(config, path)
     return config
 
@@ -270,8 +275,8 @@ def module_from_files(
     An adapter in the same folder is not loaded.
 
     Raises:
-        ModelError: tensors are missing, or have shapes that contradict `config`; or tensors that `config`
-            ties have different values.
+        ModelError: tensors are missing, or have shapes that contradict `config`; two tensors of the files
+            fill the same place; or tensors that `config` ties have different values.
     """
     if where is not None:
         # transformers would look for an adapter in this folder within the model's, which there is not
@@ -302,8 +307,9 @@ def module_from_files(
             f"`{name}` has the shape {tuple(held)} in the files of {path}, and {tuple(expected)} by its "
             "config.json; put back the config.json that belongs to the weights"
         )
+    refuse_two_sources(module, path)
     _refuse_untied(module, path)
-    has_head = needs_head and module.get_output_embeddings() is not None
+    has_head = needs_head and module.base_model is not module
     say_unused_tensors(path, _unused(info, has_head=has_head), config.model_type)
     return module
 
@@ -332,7 +338,7 @@ def _refuse_untied(module: Any, path: str) -> None:
 
 
 def _unused(info: Any, *, has_head: bool) -> list[str]:
-    """Return the names of the tensors that the files have and the module lacks. For a module without output
-    embeddings, return only those of numbered layers: the others may be a head, for which nobody asked."""
+    """Return the names of the tensors that the files have and the module lacks. For a backbone whose head is
+    not used, return only those of numbered layers: the others may be a head, for which nobody asked."""
     names = [str(name) for name in info["unexpected_keys"]]
     return [name for name in names if has_head or _NUMBERED.search(name)]

@@ -12,6 +12,7 @@ resolved, `model.lora` is set from the adapter's own description. So other code 
 from `model.lora`, for new and existing adapters.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -135,22 +136,25 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
     """
     try:
         found = parse_json((seen(path) / ADAPTER).read_text(encoding="utf-8"))
+        kind = found["peft_type"]
+        if kind != "LORA":
+            raise _other_kind(path, kind)
         rank = int(found["r"])
         alpha = float(found["lora_alpha"])
         targets = found["target_modules"]
         if targets != "all-linear":
             targets = tuple(sorted(targets)) if isinstance(targets, list) else ()
-        kind = found["peft_type"]
         others = [name for name, value in found.items() if value and name not in _PLAIN]
         start = found.get("init_lora_weights", True)
         bias = found.get("bias", "none")
         config = LoraConfig(rank=rank, alpha=alpha, targets=targets)
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{path} holds no adapter that can be read ({type(error).__name__}: {error}); give a directory "
             f"with {ADAPTER} and {WEIGHTS}, as PEFT's `save_pretrained` and `oat export --adapter` write them"
         ) from error
-    others += [] if kind == "LORA" else ["peft_type"]
     others += [] if bias == "none" else ["bias"]
     others += [] if isinstance(start, bool) or start == "gaussian" else ["init_lora_weights"]
     others += [] if targets else ["target_modules"]
@@ -161,6 +165,13 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
             "give the merged model"
         )
     return config, str(found.get("base_model_name_or_path") or "")
+
+
+def _other_kind(path: str, kind: Any) -> ModelError:
+    return ModelError(
+        f"{path} holds an adapter of PEFT's kind {kind!s:.60}, and only LORA is read; if PEFT can merge it "
+        "(`merge_and_unload`), give the merged model"
+    )
 
 
 def _say_other_base(adapter: str, path: str, field: str) -> None:
@@ -195,7 +206,8 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
     """Load the weights of a model's adapter from a directory.
 
     Raises:
-        ModelError: the weights cannot be read, or their names or shapes are not those of the adapter in `lm`.
+        ModelError: the weights cannot be read; their names or shapes are not those of the adapter in `lm`; or
+            the file has weights of the model too, with other values than the model's.
     """
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
@@ -205,8 +217,13 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
             f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as PEFT "
             "writes them"
         ) from error
+    if (seen(path) / "adapter_model.bin").is_file():
+        warn(f"{field} is {path!r}: it holds {WEIGHTS}, which is read, and adapter_model.bin, which is not")
+    own = _of_model(lm, held)
     wrong = sorted(
-        name for name in expected.keys() | held.keys() if _shape(expected, name) != _shape(held, name)
+        name
+        for name in (expected.keys() | held.keys()) - own.keys()
+        if _shape(expected, name) != _shape(held, name)
     )
     if wrong:
         raise ModelError(
@@ -214,10 +231,35 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
             f"not correspond, for example `{wrong[0]}` ({_shape(held, wrong[0])} there, "
             f"{_shape(expected, wrong[0])} here); give the model that it was trained beside"
         )
+    for name, parameter in own.items():
+        if not _is_equal(held[name], parameter, lm.has_weights):
+            raise ModelError(
+                f"{field} is {path!r}: it has weights of the model itself too, and `{name}` "
+                f"({_shape(held, name)}) is not that of the model here ({_shape(own, name)}), as after "
+                "training it or `resize_token_embeddings`; merge the adapter with PEFT into the model that "
+                "it was trained beside, and give the merged model"
+            )
     if lm.has_weights:
         with torch.no_grad():
             for name, parameter in expected.items():
                 parameter.copy_(held[name])
+
+
+def _of_model(lm: CausalLM, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of the model itself that an adapter's file has too, by their names there. PEFT
+    writes embeddings if they are adapted or were resized."""
+    named = lm.module.named_parameters(remove_duplicate=False)
+    own = {_plain_name(_stored_name(name)): tensor for name, tensor in named if not is_adapter(name)}
+    return {name: own[_plain_name(name)] for name in sorted(held) if _plain_name(name) in own}
+
+
+def _is_equal(held: torch.Tensor, own: torch.Tensor, has_weights: bool) -> bool:
+    """Return True if two weights are equal in the precision of one of them. Without values, compare their
+    shapes."""
+    if held.shape != own.shape or not has_weights:
+        return held.shape == own.shape
+    own = own.detach().cpu()
+    return torch.equal(held.to(own.dtype), own) or torch.equal(held, own.to(held.dtype))
 
 
 def _shape(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...] | None:
@@ -226,7 +268,13 @@ def _shape(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...] | 
 
 def _stored_name(name: str) -> str:
     """Return the name that PEFT gives, in files, to the adapter's tensor `name`."""
-    return f"base_model.model.{name.replace('.default.', '.')}"
+    return f"base_model.model.{_without_name(name)}"
+
+
+def _without_name(name: str) -> str:
+    """Return the name of a tensor without the adapter's own name, which layers of embeddings have at the
+    end."""
+    return re.sub(r"\.default(?=\.|$)", "", name)
 
 
 def add_adapter(
@@ -323,7 +371,7 @@ def read_by_peft(base: str, folder: Path, dtype: torch.dtype) -> tuple[Any, dict
     with without_bars():
         module = AutoModelForCausalLM.from_pretrained(located(base), dtype=dtype)
         adapted = _peft().PeftModel.from_pretrained(module, str(folder))
-    named = {name.replace(".default.", "."): tensor for name, tensor in adapted.named_parameters()}
+    named = {_without_name(name): tensor for name, tensor in adapted.named_parameters()}
     return adapted, {name: tensor for name, tensor in named.items() if is_adapter(name)}
 
 

@@ -21,8 +21,9 @@ from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError
 from oat.files import seen
-from oat.models.beside import say_left_over_adapter
+from oat.models.beside import say_left_over_adapter, say_unused_tensors
 from oat.models.loading import load_config, load_tokenizer
+from oat.models.weight_files import described
 
 MARKERS = {
     "source_prefix_id": "<|source|>",
@@ -115,6 +116,7 @@ class PairRMModel:
             ]
             head = torch.nn.Sequential(*parts, torch.nn.Linear(width, config.n_tasks))
         tensors = self._tensors()
+        known = set[str]()
         for module, prefix in ((backbone, "pretrained_model."), (head, "head_layer.")):
             own = {
                 name.removeprefix(prefix): tensor
@@ -132,6 +134,9 @@ class PairRMModel:
                     "shape; give a checkpoint of the whole model"
                 )
             module.load_state_dict(own, strict=False, assign=True)
+            known |= {f"{prefix}{name}" for name in module.state_dict()}
+        unused = [name for name in tensors if name not in known and not name.endswith("position_ids")]
+        say_unused_tensors(self.path, unused, "PairRM")
         # The checkpoint does not have this tensor.
         backbone.embeddings.position_ids = torch.arange(config.max_position_embeddings)[None]
         return backbone.to(self.device, DTYPES[self.dtype]).eval(), head.to(self.device, torch.float32).eval()
@@ -139,6 +144,8 @@ class PairRMModel:
     def _tensors(self) -> dict[str, Tensor]:
         name, found = "model.safetensors", None
         if seen(self.path).is_dir():
+            if (seen(self.path) / f"{name}.index.json").exists() or (seen(self.path) / name).exists():
+                described(self.path)
             found = str(seen(self.path) / name) if (seen(self.path) / name).exists() else None
         else:
             found = cached_file(

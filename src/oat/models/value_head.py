@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from oat.errors import ModelError
+from oat.errors import ModelError, warn
 from oat.models.causal_lm import CausalLM
 from oat.models.weight_files import cached_files, tensors_of
 
@@ -39,8 +39,8 @@ def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
 
     Raises:
         ModelError: the head has several labels, another width than the backbone, a bias, or numbers that are
-            not finite; or it cannot be told which of several matrices it is; or a sequence-classification
-            model has none.
+            not finite; config.json names a head that is not there; it cannot be told which of several
+            matrices it is; or a sequence-classification model has none.
     """
     held = tensors_of(cached_files(path))
     embeddings = lm.module.get_output_embeddings()
@@ -63,13 +63,21 @@ def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
                 f"its config.json says {kinds[0]}, and its files have no head; give the whole checkpoint"
             )
         return None
-    named = getattr(config, "value_head_prefix", None) or _DEFAULT
-    name = named if named in heads else next(iter(heads)) if len(heads) == 1 else None
+    named = getattr(config, "value_head_prefix", None)
+    if named and named not in heads:
+        raise ModelError(
+            f"its config.json names the head `{named}` (value_head_prefix), and its files have "
+            f"{', '.join(sorted(heads))}; name one of these"
+        )
+    name = named or (_DEFAULT if _DEFAULT in heads else next(iter(heads)) if len(heads) == 1 else None)
     if name is None:
         raise ModelError(
             f"its files have {len(heads)} heads ({', '.join(sorted(heads))}); name the one that gives the "
             "value as `value_head_prefix` in its config.json"
         )
+    if len(heads) > 1:
+        others = ", ".join(sorted(heads.keys() - {name}))
+        warn(f"{path} has several heads: `{name}` gives the value, and {others} is not used")
     labels, width = heads[name]
     if labels != 1:
         raise ModelError(

@@ -10,11 +10,24 @@ from safetensors import safe_open
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from oat.errors import ModelError
+from oat.errors import ModelError, warn
 from oat.files import parse_json, seen
+from oat.models.beside import ADAPTER
+from oat.models.ensemble_files import WEIGHTS as ENSEMBLE_WEIGHTS
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of numbers by their names in safetensors. Weights of other types are quantised."""
+_PATTERNS = (
+    "*.safetensors",
+    "*.gguf",
+    "pytorch_model*.bin",
+    "value_head*.bin",
+    "tf_model*.h5",
+    "flax_model*.msgpack",
+    "rust_model*.ot",
+    "consolidated*.pth",
+)
+"""Names of files of weights."""
 _FLOATS = set(_DTYPES.values())
 _LARGEST_HEADER = 10**8
 """Largest number of bytes of a header that the format allows."""
@@ -22,7 +35,8 @@ _LARGEST_HEADER = 10**8
 
 def described(path: str) -> dict[str, Tensor]:
     """Return the tensors in the safetensors files of a directory, by name. They are on `meta`: only their
-    shapes are set, and only the headers of the files are read.
+    shapes are set, and only the headers of the files are read. A warning names weights of the folder that are
+    not the model's.
 
     Raises:
         ModelError: there are no such files, or one of them is damaged; it is not clear which files are meant;
@@ -41,6 +55,10 @@ def described(path: str) -> dict[str, Tensor]:
         )
     try:
         names = [single.name]
+        others = _others(folder)
+        if not single.exists() and not index.exists():
+            found_too = f", and {_listed(others)} is not read" if others else ""
+            raise ValueError(f"it is not there{found_too}")
         if index.exists():
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             _refuse_places(path, names, has_single=single.exists())
@@ -48,13 +66,34 @@ def described(path: str) -> dict[str, Tensor]:
             tensors = _tensors(file)
             _refuse_tensors(path, file.name, tensors, found)
             found |= tensors
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(
             f"the weights of {path} cannot be read ({file.name}: {reason}); give safetensors files as "
             "`save_pretrained` writes them"
         ) from error
+    unread = [name for name in others if name not in names]
+    if unread:
+        warn(
+            f"{path} holds more weights than those of the model ({names[0]}), which are not read: "
+            f"{_listed(unread)}"
+        )
     return found
+
+
+def _others(folder: Path) -> list[str]:
+    """Return the names of all files of weights in a folder, also those that other programs read. The weights
+    of an ensemble, and of an adapter with its description, have loaders of their own."""
+    own = {ENSEMBLE_WEIGHTS, *(("adapter_model.safetensors",) if (folder / ADAPTER).is_file() else ())}
+    return sorted(
+        {file.name for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file()} - own
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _refuse_places(path: str, names: list[str], *, has_single: bool) -> None:
@@ -106,12 +145,19 @@ def are_equal(path: str, one: str, other: str) -> bool:
     held = tensors_of(cached_files(path))
     if one not in held or other not in held:
         return True
+    return equal_tensors((held[one][0], one), (held[other][0], other))
+
+
+def equal_tensors(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+    """Return True if two tensors, given by file and name, have the same shape and equal values."""
     values = []
     with unset_fake_temporarily(), torch.device("cpu"):
-        for name in (one, other):
-            with safe_open(held[name][0], "pt") as file:
+        for place, name in (one, other):
+            with safe_open(place, "pt") as file:
                 values.append(file.get_tensor(name))
-        return torch.equal(*values)
+        first, second = values
+        wide = torch.promote_types(first.dtype, second.dtype)
+        return torch.equal(first.to(wide), second.to(wide))
 
 
 def cached_files(path: str) -> list[Path]:

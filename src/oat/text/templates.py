@@ -2,6 +2,7 @@
 
 import datetime
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from oat.errors import TemplateError, did_you_mean
@@ -51,6 +52,13 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
         try:
             return str(tokenizer.get_chat_template())
         except ValueError as error:
+            found = tokenizer.chat_template
+            names = list(found) if isinstance(found, Mapping) else []
+            if names:
+                raise TemplateError(
+                    f"the tokenizer has several chat templates ({', '.join(names)}), and none is called "
+                    "`default`; write one of them to a .jinja file, and set `render.template` to that file"
+                ) from error
             raise TemplateError(
                 f"the tokenizer has no chat template; {proposal(tokenizer)}, or leave it out for plain "
                 "prompts"
@@ -66,6 +74,13 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
         raise TemplateError(
             f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8"
         ) from error
+
+
+def has_template(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Return True if a tokenizer has a chat template that `load_template` can return: the only one, or the
+    one of several that is called `default`."""
+    found = tokenizer.chat_template
+    return bool(found.get("default") if isinstance(found, Mapping) else found)
 
 
 def on_day(template: str, date: datetime.date) -> str:
@@ -87,7 +102,7 @@ def on_day(template: str, date: datetime.date) -> str:
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
     """Return advice for an error message. It names the templates that can work with a tokenizer."""
     ours = [
-        *(["tokenizer"] if tokenizer.chat_template else []),
+        *(["tokenizer"] if has_template(tokenizer) else []),
         *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else []),
     ]
     last = "a .jinja file that ends turns with {{ eos_token }}" if tokenizer.eos_token else "a .jinja file"
