@@ -143,6 +143,12 @@ CHANGES: tuple[Change, ...] = (
         lambda config: _asks(config, "format", "regex"),
     ),
     Change(
+        "answers_behind_thoughts",
+        "the rule exact_match also compares what follows a response's thoughts, as behind </think>; recorded "
+        "answers stay, and are used again",
+        lambda config: _asks(config, "exact_match"),
+    ),
+    Change(
         "numbers_as_numbers",
         "the rules exact_match and math compare a reference that is a number as a number (42.0 equals 42, "
         "docs/oracles/rules.md); recorded answers stay, and are used again",
