@@ -263,6 +263,33 @@ def test_exact_match():
 
 
 @pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("42", 1.0),
+        (" 42.0 ", 1.0),
+        ("<think>\n\n</think>\n\n42", 1.0),
+        ("hm, 41?\n</think>\n42\n", 1.0),
+        ("[THINK]41[/THINK]42", 1.0),
+        ("◁think▷41◁/think▷42", 1.0),
+        ("<|channel|>final<|message|>42", 1.0),
+        ("<|channel|>analysis<|message|>41<|end|><|start|>assistant<|channel|>final<|message|>42", 1.0),
+        ("<|START_THINKING|>41<|END_THINKING|><|START_RESPONSE|>42<|END_RESPONSE|>", 1.0),
+        ("<think>42</think>41", 0.0),
+        ("<think>42</think>", 0.0),
+        ("<think>\n42", 0.0),
+        ("41 </b> 42", 0.0),
+        ("the answer is 42", 0.0),
+    ],
+)
+def test_an_answer_stands_behind_the_thoughts(text: str, score: float) -> None:
+    assert exact_match(["?"], [text], ["42"]) == [score]
+    assert exact_match(
+        [[{"role": "user", "content": "?"}]], [[{"role": "assistant", "content": text}]], [42.0]
+    ) == [score]
+    assert exact_match(["?"], ["<think>" + text], [""]) == [0.0]
+
+
+@pytest.mark.parametrize(
     ("reference", "right", "wrong"),
     [
         (42.0, "42 42.0 +42 042 4.2e1 42.", "42.1 4.2 x42 ٤٢ 42/1 1e9999"),

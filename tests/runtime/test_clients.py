@@ -25,7 +25,7 @@ from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
 from oat.runtime.crew import Crew, Restarts
-from oat.types import Answer, Group, Question
+from oat.types import Answer, Group, Key, Message, Question
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1}
 APART = {"compute.runtime": "ray", "compute.max_restarts": 100}
@@ -348,6 +348,27 @@ def test_only_clients_load_a_reward_model(runs: Runs, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("oat.models.scoring.load_module", refuse)
     assert runs.apart("apart", ForkedCluster(), oracle=oracle) == local
+
+
+def test_a_client_knows_what_a_prompt_has_written(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "opens.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{% if '/think' in messages[0].content %}<think>{% endif %}{% endif %}"
+    )
+    oracle = {"name": "format", "template": "<think>...</think> ..."}
+    config = runs.config("run", **{"render.template": str(tmp_path / "opens.jinja"), "oracle": oracle})
+    resolved = resolve(*load_config(config))
+    run_inputs = gather_inputs(resolved)
+    box = OracleBox(plan_of(resolved, resolved.config, run_inputs).encoded)
+    run_inputs.close()
+    key = Key("train", 0, 0, 0)
+    for asked, scores in (("a /think", (1.0, 0.0)), ("a", (0.0, 1.0))):
+        texts = "hm</think>b", "<think>hm</think>b"
+        question = Question(key, "score", (Message("user", asked),), texts, (0, 1))
+        tickets = box.submit("oracle", [wire.encode(question)])
+        ((_, answer),), _ = box.collect("oracle", tickets, 1.0)
+        assert answer.values == scores
+    box.close()
 
 
 def test_an_oracle_of_another_version_is_refused(runs: Runs, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Templates that end the last response otherwise than earlier ones, and templates whose prompt begins the
-response."""
+"""Templates that end the last response otherwise than earlier ones."""
 
 import warnings
 
@@ -9,7 +8,6 @@ from chats import assistant, save_byte_level, user
 from transformers import PreTrainedTokenizerFast
 
 from oat.errors import TemplateError
-from oat.oracles.rules.shape import FormatRule, RegexRule
 from oat.text.renderer import Renderer
 from oat.types import Message
 
@@ -79,54 +77,6 @@ def test_a_token_that_begins_a_message_is_no_end(
     renderer = rendering(tokenizer, template.replace("BEGIN", repr(begin)))
     ids, _ = renderer.loss_mask([user("hi"), assistant("yes"), user("and?"), assistant("no")])
     assert renderer.decode(ids).startswith(f"{begin}hi<|bot|>yes<|endoftext|>{begin}and?<|bot|>no")
-
-
-OPENED = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-FORM = "<think>...</think> <answer>...</answer>"
-RIGHT, WRONG = "hm\n</think>\n<answer>42</answer>", "<think>hm</think><answer>42</answer>"
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        lambda: FormatRule(template=FORM),
-        lambda: FormatRule(pattern="<think>[^<]*</think>\\s*<answer>.*</answer>"),
-        lambda: RegexRule("^<think>[^<]*</think>\\s*<answer>"),
-        lambda: RegexRule("<think>[^<]*</think>\\s*<answer>.*", match="whole"),
-    ],
-)
-def test_a_tag_that_the_prompt_opens_belongs_to_the_response(
-    tokenizer: PreTrainedTokenizerFast, rule
-) -> None:
-    opening = rendering(tokenizer, OPENED).opening
-    opened, plain, closed = rule(), rule(), rule()
-    opened.tell_opening(opening)
-    plain.tell_opening(None)
-    closed.tell_opening(f"{opening}\n</think>\n")
-    assert opened.grade(["?"] * 2, [RIGHT, WRONG]) == [1.0, 0.0]
-    assert opened.grade([[user("?").plain]], [[assistant(RIGHT).plain]]) == [1.0]
-    assert rule().grade(["?"] * 2, [RIGHT, WRONG]) == [0.0, 1.0], "a template that opens nothing"
-    assert plain.grade(["Say <think>.", "So: <think>\n"], [WRONG, RIGHT]) == [1.0, 1.0]
-    assert closed.grade(["?"] * 2, [RIGHT, WRONG]) == [0.0, 1.0], "the prompt ends the thoughts itself"
-    assert opened.version != plain.version
-
-
-def test_a_form_that_names_no_opened_tag_is_about_the_response(tokenizer: PreTrainedTokenizerFast) -> None:
-    own = FormatRule(template="...</think> <answer>...</answer>")
-    own.tell_opening(rendering(tokenizer, OPENED).opening)
-    assert own.grade(["?"], [RIGHT]) == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("template", "opening"), [("chatml", "<|im_end|>\n<|im_start|>assistant\n"), (None, None)]
-)
-def test_the_opening_of_a_prompt(
-    tokenizer: PreTrainedTokenizerFast, template: str | None, opening: str | None
-) -> None:
-    assert Renderer(tokenizer, template=template).opening == opening
 
 
 def test_no_template_can_write_an_assistants_message_behind_a_response(

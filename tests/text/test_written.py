@@ -152,9 +152,35 @@ def test_a_stop_string_is_found_where_the_text_has_it(model: Path, stop: str) ->
     found = 0
     for row in group.trajectories:
         text = shown(row.completion)
-        assert row.text == text.partition(stop)[0]
+        head = text.partition(stop)[0]
+        closes = "/" in stop and stop in text and head.rfind("<think>") > head.rfind("</think>")
+        assert row.text == head + stop * closes
         assert stop not in shown(row.completion[:-1])
         if stop in text:
             found += 1
             assert row.finish_reason == "stop"
     assert found
+
+
+FORM = "<think>...</think> <answer>...</answer>"
+PATTERN = {"name": "regex", "pattern": r"\<think\>.*\</think\>\s*END", "match": "whole"}
+
+
+@pytest.mark.parametrize(
+    ("stop", "rule", "is_told"),
+    [
+        ("</answer>", {"name": "format", "template": FORM}, False),
+        ("Q:", {"name": "format", "template": FORM}, False),
+        ("</think>", {"name": "format", "template": FORM}, True),
+        ("END", {"name": "mixture", "sources": [PATTERN, {"name": "length", "target": 3}]}, True),
+    ],
+)
+def test_a_stop_string_that_a_form_needs_is_told(
+    model: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder, stop: str, rule: dict, is_told: bool
+) -> None:
+    path = config_of(model, tmp_path, False)
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tree["sampling"]["stop"], tree["oracle"] = [stop], rule
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert oat("check", path) == 0
+    assert any("sampling.stop ends" in str(each.message) for each in recwarn) == is_told

@@ -137,16 +137,34 @@ CHANGES: tuple[Change, ...] = (
         _has_marked_beginnings,
     ),
     Change(
-        "opened_tags",
-        "the oracles format and regex read the tags, such as <think>, that the prompt opens before the "
-        "response, if they name them",
-        lambda config: _asks(config, "format", "regex"),
-    ),
-    Change(
         "numbers_as_numbers",
         "the rules exact_match and math compare a reference that is a number as a number (42.0 equals 42, "
         "docs/oracles/rules.md); recorded answers stay, and are used again",
         lambda config: _asks(config, "exact_match", "math"),
+    ),
+    Change(
+        "opened_responses",
+        "the oracles format and regex read what the template has written of a response at the end of its "
+        "prompt, such as <think> (docs/oracles/rules.md); recorded answers stay, and equal questions are "
+        "asked anew",
+        lambda config: _asks(config, "format", "regex"),
+    ),
+    Change(
+        "opened_records",
+        "a recorded response that begins with what its own prompt has opened, in any brackets, does not "
+        "repeat it (docs/data.md)",
+        lambda config: bool(config.prompts.responses) and config.render.template not in (None, "chatml"),
+    ),
+    Change(
+        "stops_that_close",
+        "the text of a response has its stop string if that closes a tag which the text opens (</answer>)",
+        lambda config: any("/" in stop for stop in config.sampling.stop),
+    ),
+    Change(
+        "answers_behind_thoughts",
+        "the rule exact_match also compares what follows a response's thoughts, as behind </think>; recorded "
+        "answers stay, and are used again",
+        lambda config: _asks(config, "exact_match"),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""

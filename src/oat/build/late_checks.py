@@ -5,9 +5,11 @@ They refuse new runs only. A run that has begun is never refused: it may have be
 checks, and it gets a warning.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +17,14 @@ from oat.build.cross_checks.all_sections import message_of
 from oat.build.parts import part_checks, run_facts
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
-from oat.config.load import where
+from oat.config.load import dump, where
 from oat.data.prompts import Prompts
 from oat.errors import ConfigError, TemplateError, shown, warn
 from oat.explore.settings import FeaturesConfig
 from oat.rollout.backbones import positions_of, reads_conversations
 from oat.text.call_forms import ToolCall
 from oat.text.calls import template_calls
+from oat.text.openings import without_opening
 from oat.text.recorded_calls import is_probe, probe_message
 from oat.text.renderer import Renderer
 from oat.types import Message, Price
@@ -50,6 +53,40 @@ def check_with_inputs(
         warn(message_of(resolved, check))
     check_backbone(resolved, run_inputs.prompts, is_begun=is_begun)
     check_calls(resolved, run_inputs, is_begun=is_begun)
+    check_stops(resolved, run_inputs)
+
+
+def check_stops(resolved: Resolved, run_inputs: RunInputs) -> None:
+    """Warn if no response has the form that a rule of shape wants, because each ends before a stop string, or
+    behind one in the middle of the form. Of a pattern, only its plain characters are read."""
+    renderer, first = run_inputs.renderer, next(iter(run_inputs.prompts.all()), None)
+    if not renderer.stop or first is None:
+        return
+    opening = renderer.opening(first.messages)
+    for name, form, is_pattern in _forms(dump(resolved.config)):
+        example = re.sub(r"\\(\W)", r"\1", form) if is_pattern else form.replace("...", "oattext")
+        example = without_opening(example, opening).strip()
+        left = renderer.cut(example)
+        at = next((stop for stop in renderer.stop if example[len(left) :].startswith(stop)), None)
+        is_lost = any(map(str.isalnum, at or "")) if is_pattern else left.strip() != example
+        if is_lost:
+            warn(
+                f"sampling.stop ends each response at {shown(at or left[-40:])}, and the oracle {name} wants "
+                f"the form {shown(form)}; so no response has it: remove that string from sampling.stop, or "
+                "take it out of the form"
+            )
+
+
+def _forms(section: Any) -> Iterator[tuple[str, str, bool]]:
+    """Yield the rules of shape that a section of the configuration names: the name, the template or pattern,
+    and True if it is a pattern."""
+    if isinstance(section, Mapping):
+        for field in ("template", "pattern"):
+            if section.get("name") in ("format", "regex") and isinstance(section.get(field), str):
+                yield section["name"], section[field], field == "pattern"
+    if isinstance(section, Mapping | list | tuple):
+        for each in section.values() if isinstance(section, Mapping) else section:
+            yield from _forms(each)
 
 
 def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:

@@ -2,9 +2,11 @@
 the configuration, as the run's own process makes them."""
 
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 
@@ -17,12 +19,14 @@ from oat.config.load import dump, parse_config, to_yaml
 from oat.config.settings import Config
 from oat.data.prompts import Prompts
 from oat.errors import ConfigError, OracleError
+from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.contract import calling, checked, pairs_of, tickets_of
 from oat.plugins import loading as plugins
 from oat.runtime.clients import ClientOracle, Clients, Sums, sums_of
-from oat.types import Answer, Question
+from oat.text.renderer import Renderer
+from oat.types import Answer, Message, Opening, Question
 from oat.types.budget import Budget
 
 BOX = f"{__name__}:OracleBox"
@@ -44,7 +48,8 @@ class OraclePlan:
             setting that names an oracle.
         training: of the prompts of training.
         held_out: of the prompts of evaluations; None: there are none.
-        opening: as for `Oracle.tell_opening`.
+        rendering: the definition of the run's renderer, of which a client needs only how prompts begin their
+            responses (`Oracle.tell_opening`).
         parts: the names of the user's code that a client needs. They are not sent with the plan.
     """
 
@@ -53,14 +58,14 @@ class OraclePlan:
     versions: dict[str, str | None]
     training: _Columns
     held_out: _Columns | None
-    opening: str | None
+    rendering: dict[str, Any]
     parts: tuple[str, ...] = ()
 
     @property
     def encoded(self) -> bytes:
         """The plan as bytes; see `OracleBox`."""
-        held_out, opening = self.held_out, self.opening
-        return wire.encode((self.config, self.given, self.versions, self.training, held_out, opening))
+        held_out, rendering = self.held_out, self.rendering
+        return wire.encode((self.config, self.given, self.versions, self.training, held_out, rendering))
 
 
 def plan_of(resolved: Resolved, config: Config, run_inputs: RunInputs) -> OraclePlan:
@@ -87,7 +92,7 @@ def plan_of(resolved: Resolved, config: Config, run_inputs: RunInputs) -> Oracle
         {role: oracle.version for role, (_, oracle) in _asked(run_inputs.roles).items()},
         _columns(run_inputs.prompts),
         None if held_out is None else _columns(held_out),
-        run_inputs.renderer.opening,
+        run_inputs.renderer.definition,
         parts=(*given.values(), *named),
     )
 
@@ -118,12 +123,13 @@ class OracleBox:
             torch.set_num_threads(resolved.config.compute.threads)
         training, named = training_oracle(resolved)
         evaluating = evaluation_oracles(resolved, named)
+        opening = _opening_by(resolved.config.model.path, made.rendering)
         named.check_columns(*made.training)
-        named.tell_opening(made.opening)
+        named.tell_opening(opening)
         for _, oracle in evaluating.values():
             if made.held_out is not None:
                 oracle.check_columns(*made.held_out)
-            oracle.tell_opening(made.opening)
+            oracle.tell_opening(opening)
         roles = by_field(training, evaluating)
         self._oracles = {role: roles[role] for role in made.versions}
         for role, (address, oracle) in self._oracles.items():
@@ -206,6 +212,17 @@ def _refuse_other_version(address: str, oracle: Oracle, version: str | None) -> 
             f"and {version} in the run's own process; put the same files of it on every machine of the "
             "cluster"
         )
+
+
+def _opening_by(model: str, rendering: Mapping[str, Any]) -> Callable[[Sequence[Message]], Opening]:
+    """Return the run's `Renderer.opening`. The tokenizer is loaded when the function is first called."""
+
+    @cache
+    def renderer() -> Renderer:
+        with catch_warnings(action="ignore"):  # the run's own process has said them
+            return Renderer.of(load_tokenizer(model), rendering)
+
+    return lambda messages: renderer().opening(messages)
 
 
 def _columns(prompts: Prompts) -> _Columns:

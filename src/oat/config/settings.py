@@ -178,7 +178,8 @@ class SamplingConfig:
     min_p: Share = 0.0
     """Keep tokens whose probability is at least this fraction of the most probable token's; 0 keeps all."""
     stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
-    """Strings that end a response; none may be empty."""
+    """Strings that end a response; none may be empty. The text of the response ends before the string, or
+    behind it if it closes a tag which the text opens (`</answer>`)."""
     overflow: Literal["refuse", "cut"] = "refuse"
     """Treatment of a prompt after which the model's context has fewer than max_new_tokens tokens left.
     `refuse`: an error before the run starts. `cut`: the response ends at the end of the context."""

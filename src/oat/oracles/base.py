@@ -1,10 +1,10 @@
 """The oracle's protocol: the class `Oracle`, which has a default for every optional member, and `Wrapper`,
 the base of an oracle that asks another one."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from oat.types import Answer, Kind, Price, Question, StepUnit
+from oat.types import Answer, Kind, Message, Opening, Price, Question, StepUnit
 from oat.types.part import RunFacts
 
 
@@ -116,13 +116,12 @@ class Oracle:
             ConfigError: the data lack a column.
         """
 
-    def tell_opening(self, opening: str | None) -> None:
-        """Tell the oracle the text of the chat template between a user's message and a response. Some
-        templates begin the response there, as with `<think>`, so that the response lacks it. A run calls this
-        at its start, after `check_columns`.
+    def tell_opening(self, opening: Callable[[Sequence[Message]], Opening]) -> None:
+        """Tell the oracle how prompts begin their responses. Some chat templates do so, as with `<think>`, so
+        that the response lacks it. A run calls this at its start, after `check_columns`.
 
         Args:
-            opening: None: the run has no template, and a response continues the text of its prompt.
+            opening: returns what the prompt of a question with these messages has written of the response.
         """
 
     def bind(self) -> None:

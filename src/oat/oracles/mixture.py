@@ -42,7 +42,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -52,7 +52,7 @@ from oat.oracles.contract import in_words, pairs_of, plain_answer
 from oat.oracles.make import build_oracle
 from oat.oracles.mixture_steps import Term, own_scores, summed_steps
 from oat.oracles.steps import lengths, sum_of
-from oat.types import Answer, Kind, Mark, Price, Question, Steps, StepUnit
+from oat.types import Answer, Kind, Mark, Message, Opening, Price, Question, Steps, StepUnit
 from oat.types.part import RunFacts
 
 Normalise = Literal["none", "fixed", "group", "batch"]
@@ -202,7 +202,7 @@ class Mixture(Oracle):
         for source in self._sources.values():
             source.oracle.check_columns(columns, has_reference)
 
-    def tell_opening(self, opening: str | None) -> None:
+    def tell_opening(self, opening: Callable[[Sequence[Message]], Opening]) -> None:
         for source in self._sources.values():
             source.oracle.tell_opening(opening)
 

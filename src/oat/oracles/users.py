@@ -5,7 +5,7 @@ missing member gets the default of `Oracle`. If a member has a wrong type, or ra
 run gets an `OracleError` that names the member.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Number, Real
 from typing import Any
@@ -17,7 +17,7 @@ from oat.oracles.base import Oracle, Wrapper
 from oat.oracles.steps import UNITS
 from oat.plugins.calls import bare, raising
 from oat.plugins.loading import given
-from oat.types import Price, Question
+from oat.types import Message, Opening, Price, Question
 from oat.types.part import RunFacts
 
 _MISSING = object()
@@ -149,7 +149,7 @@ class UsersOracle(Wrapper):
             ):
                 self.oracle.tell(run)
 
-    def tell_opening(self, opening: str | None) -> None:
+    def tell_opening(self, opening: Callable[[Sequence[Message]], Opening]) -> None:
         tell = self._method("tell_opening")
         if tell is None:
             return

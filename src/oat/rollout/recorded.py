@@ -12,8 +12,9 @@ import numpy as np
 from oat.data.fit import Fit, RecordedSequence
 from oat.data.formats import scores_of
 from oat.errors import DataError
+from oat.text.openings import without_opening
 from oat.text.text_ends import moved_ends
-from oat.types import Branching, Group, Prompt, Sampling, Segment, Trajectory, Work
+from oat.types import Branching, Group, Message, Prompt, Sampling, Segment, Trajectory, Work
 
 
 class RecordedActor:
@@ -82,7 +83,8 @@ class RecordedActor:
         self, prompt: Prompt, value: str | list[dict[str, str]], row: RecordedSequence
     ) -> Trajectory:
         """Return the trajectory of a response. If the end of the response was cut, the finish reason is
-        "length", and the text is the part of the last turn that is left."""
+        "length", and the text is the part of the last turn that is left. With a template, a text lacks
+        what its prompt has written of it, as that of a sampled response does."""
         bounds = np.flatnonzero(np.diff(row.mask)) + 1
         segments = []
         for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
@@ -96,6 +98,10 @@ class RecordedActor:
             text = self.fit.renderer.text(ids[start:], before)
         else:
             text = value if isinstance(value, str) else value[-1]["content"]
+            if prompt.messages and self.fit.renderer.template is not None:
+                earlier = [] if isinstance(value, str) else map(Message.of, value[:-1])
+                opening = self.fit.renderer.opening([*prompt.messages, *earlier])
+                text = without_opening(text, opening)
         if self.records_text_ends and segments[-1].author == "model":
             ends = self._text_ends(ids, before, text, prompt.row)[-len(segments[-1].ids) :]
             segments[-1] = replace(segments[-1], text_ends=ends)

@@ -1,45 +1,55 @@
 """The text of a recorded response as a chat template writes it."""
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 
 from oat.errors import TemplateError
 from oat.text.chat_template import USER, ChatTemplate
-from oat.text.template_study import Turn, common_length
-from oat.types import Message
+from oat.text.openings import common_length, unclosed, without_opening
+from oat.text.template_study import Turn
+from oat.types import Message, Opening
 
-_REASONING = re.compile(r"\s*<think>\n?")
 
-
-def response_text(chat: ChatTemplate, turn: Turn, response: Message, is_text: bool) -> str:
+def response_text(
+    chat: ChatTemplate,
+    turn: Turn,
+    asked: Sequence[Message],
+    opening: Opening,
+    response: Message,
+    is_text: bool,
+) -> str:
     """Return the text of a response in a chat, up to the end of its turn. The docstring of
     `Renderer.response` describes how this text is found.
 
     Args:
+        asked: the prompt of the response, the system message included. If `opening` is that of a short
+            prompt, the response is rendered behind the short prompt.
+        opening: what the prompt has written of the response.
         is_text: see `is_text`.
 
     Raises:
         TemplateError: see `Renderer.response`.
     """
-    rendered = chat.render([USER, response], generate=False)
-    written = chat.content(response)
-    if turn.opens_reasoning and (opened := _REASONING.match(written)):
-        written = written[opened.end() :]
-    added = rendered.removeprefix(turn.opening).removesuffix(turn.closing)
+    is_usual = opening.text == turn.begun
+    before = turn.opening if is_usual else chat.render(asked, generate=True)
+    rendered = chat.render([*([USER] if is_usual else asked), response], generate=False)
+    new = without_opening(response.content, opening)
+    written = chat.content(replace(response, content=new))
+    added = rendered.removeprefix(before).removesuffix(turn.closing)
     keeps_text = "".join(written.split()) in "".join(added.split())
-    if rendered == turn.opening + added + turn.closing and keeps_text:
+    if rendered == before + added + turn.closing and keeps_text:
         return added
     if not is_text:
         raise TemplateError(
             f"the template writes a response with {', '.join(response.fields)} otherwise than it "
             "begins and ends other responses; remove these fields, or choose another template"
         )
-    if turn.opens_reasoning and "</think>" not in written:
+    if tags := unclosed(new, opening):
         raise TemplateError(
-            f"the template's prompt opens <think>, and the response {response.content[:40]!r} never "
-            "closes it; put its reasoning and </think> before it, or choose a template that opens none"
+            f"the template's prompt opens {tags[0]}, and the response {response.content[:40]!r} never "
+            f"closes it; put its reasoning and {tags[1]} before it, or choose a template that opens none"
         )
     return turn.lead + written
 

@@ -25,17 +25,18 @@ import numpy as np
 
 from oat.errors import TemplateError
 from oat.text.answers import is_text, refuse_empty, refuse_other_history, response_text, turns_of
-from oat.text.chat_template import USER, ChatTemplate, special_tokens
+from oat.text.chat_template import RESPONSE, USER, ChatTemplate, special_tokens
 from oat.text.control_tokens import any_of, marked
 from oat.text.decoding import Decoder, Ids
 from oat.text.encoding import Encoder
 from oat.text.joining import Joiner
+from oat.text.openings import Openings, is_closed, plain_opening
 from oat.text.question_forms import Example, Form
-from oat.text.template_study import Turn, look_for_rewriting, study_control, study_turn
-from oat.text.templates import CHATML_TOKENS, load_template, on_day, proposal
+from oat.text.template_study import Turn, check_chatml, look_for_rewriting, study_control, study_turn
+from oat.text.templates import load_template, on_day, proposal
 from oat.text.text_ends import text_ends
 from oat.text.vocabulary import num_ids
-from oat.types import Message
+from oat.types import Message, Opening
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -54,7 +55,7 @@ class Renderer:
             plain prompts. A plain prompt is the content of one user message.
         system: content of a system message for conversations that have none; it needs a template.
         date: day that a template reads with `strftime_now("...")`, at midnight; None: today.
-        stop: strings that end a response. The text of a response ends before the first of them.
+        stop: strings that end a response. `text` says where its text then ends.
         eos_ids: further ids that end a response, usually those of the model's generation config.
         question: form into which the user message of a prompt is put before it is rendered; None: no form.
         few_shot: number of worked examples that the form shows.
@@ -99,8 +100,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.system = system
         self.stop = tuple(stop)
-        self._question = question
-        self._few_shot = few_shot
+        self._question, self._few_shot = question, few_shot
         self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
         self._tails: dict[tuple[Message, bool, str], np.ndarray] = {}
         self._encoder = Encoder(tokenizer)
@@ -127,13 +127,14 @@ class Renderer:
                 f"the date {date} is given, and the template reads none; remove `date`, or choose another "
                 "template"
             )
-        self._chat = None
+        self._chat = self._openings = None
         self._turn = Turn(tokenizer.eos_token_id, tokenizer.eos_token or "", tokenizer.eos_token or "")
         if self.template is not None:
             self._chat = ChatTemplate(tokenizer, self._joiner, self.source)
             if template == "chatml":
-                self._check_chatml()
-            self._turn = study_turn(self._chat)
+                check_chatml(self._chat)
+            self._openings = Openings(self._chat)
+            self._turn = study_turn(self._chat, self._openings)
             self._chat.set_control(study_control(self._chat, self.template))
             look_for_rewriting(self._chat, is_refused=has_turns)
         ends = {tokenizer.eos_token_id, self._turn.end_id} - {None}
@@ -233,13 +234,10 @@ class Renderer:
         """The ids that the template writes after the end of a turn, often a line break, (T,) int32."""
         return self._joiner.marked(self._turn.trailing, self._joiner.context(self._turn.end_text))
 
-    @property
-    def opening(self) -> str | None:
-        """The text of the template between a user's message and a response. None: there is no template, and a
-        response continues the text of its prompt."""
-        if self._chat is None:
-            return None if self._question is None else ""
-        return self._turn.opening.rpartition(USER.content)[2]
+    def opening(self, messages: Sequence[Message]) -> Opening:
+        """Return what the prompt of these messages has written of its response, such as `<think>`."""
+        text = self._prompt_text(messages)
+        return self._opening(self._with_system(self._asked(messages)), text)
 
     @property
     def prefix(self) -> list[int]:
@@ -272,8 +270,8 @@ class Renderer:
 
         The rendering is discarded in two cases: the text before or after this response is not the template's
         usual one; or the template leaves out a part of the response other than white space. Then the
-        response's own text is used. If the generation prompt ends in <think>, a <think> at the beginning of
-        this text is removed.
+        response's own text is used. What the prompt has written of the response already (`opening`), such as
+        <think>, is removed from the beginning of this text.
 
         Args:
             message: a text, or an assistant's message. The template may write the further fields of a
@@ -289,7 +287,8 @@ class Renderer:
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         before = self._prompt_text(prompt) if prompt else self._turn.opening
-        text = self._response_text(response)
+        asked = self._with_system(self._asked(prompt)) if prompt else [USER]
+        text = self._response_text(response, asked, before)
         return self._ended(text, self._joiner.context(before))
 
     def recorded(
@@ -343,17 +342,20 @@ class Renderer:
         Raises:
             TemplateError: the order of the messages breaks these rules, or the template refuses the messages.
         """
-        parts, masks, context = list[np.ndarray](), list[np.ndarray](), ""
+        parts, masks, asked = list[np.ndarray](), list[np.ndarray](), list[Message]()
+        context = text = ""
         turns = turns_of(messages, prompt)
         for place, (is_response, group) in enumerate(turns):
             if is_response:
-                text = self._response_text(group[0])
+                text = self._response_text(group[0], asked, text)
                 ids, size = self._answer(text, context, is_last=place == len(turns) - 1)
                 size *= bool(group[0].fields.get("weight", 1))
                 text += self._turn.end_text if place == len(turns) - 1 else self._turn.later_text
             elif not parts:
                 text, ids, size = self._prompt_text(group), self.prompt(group), 0
+                asked = self._with_system(self._asked(group))
             else:
+                asked = [USER, RESPONSE, *group]
                 text, size = self._tail(group, is_ended=self._turn.end_id is not None), 0
                 ids = self._follow(text, context)
             parts.append(ids)
@@ -363,13 +365,13 @@ class Renderer:
 
     def text(self, ids: Ids, after: Ids = ()) -> str:
         """Return the text of a response for oracles and people, as the model wrote it. It has no tokens that
-        end a response, and ends before the first stop string. If `special_tokens` is "drop", it has no
-        special tokens.
+        end a response, and ends before the first stop string; or behind it, if that closes a tag which the
+        text opens (`</answer>`). If `special_tokens` is "drop", it has no special tokens.
 
         Args:
             after: the ids before the response; only the last one matters. Empty: the response begins a text.
         """
-        return self._cut(self._text([id for id in map(int, ids) if id not in self.stop_ids], after))
+        return self.cut(self._text([id for id in map(int, ids) if id not in self.stop_ids], after))
 
     def text_ends(self, ids: Ids, after: Ids = ()) -> np.ndarray:
         """Return the number of characters of `text(ids, after)` that are complete after each of the ids.
@@ -392,7 +394,7 @@ class Renderer:
         text = self._text(kept, after)
         found = text_ends(kept, text, partial(self._text, after=after), pieces)
         ends = np.array([0, *found], np.int32)
-        return np.minimum(ends[np.cumsum(is_kept)], np.int32(len(self._cut(text))))
+        return np.minimum(ends[np.cumsum(is_kept)], np.int32(len(self.cut(text))))
 
     def decode(self, ids: Ids, after: Ids = ()) -> str:
         """Return the text of ids, special tokens included. The engine searches this text for stop strings.
@@ -402,9 +404,11 @@ class Renderer:
         """
         return self._decoder(ids, after)
 
-    def _cut(self, text: str) -> str:
-        """Return the part of a text before the first stop string."""
-        return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
+    def cut(self, text: str) -> str:
+        """Return a text up to its first stop string. One that closes a tag belongs to the text."""
+        found = [(text.find(stop), stop) for stop in self.stop]
+        at, stop = min((place for place in found if place[0] >= 0), default=(len(text), ""))
+        return text[: at + len(stop)] if is_closed(stop, text[:at]) else text[:at]
 
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         return messages if self._question is None else self._question.put(messages, self._few_shot)
@@ -430,14 +434,22 @@ class Renderer:
             added.pop()
         return np.array(ids, dtype=np.int32)
 
-    def _response_text(self, response: Message) -> str:
-        """Return the text of a response without the end of its turn."""
+    def _opening(self, asked: Sequence[Message], text: str) -> Opening:
+        return plain_opening(text) if self._openings is None else self._openings.of(asked, text)
+
+    def _response_text(self, response: Message, asked: Sequence[Message], before: str) -> str:
+        """Return the text of a response without the end of its turn.
+
+        Args:
+            asked: the messages of its prompt, which ends with the text `before`.
+        """
         has_text_only = is_text(self._chat, response)
         if has_text_only:
             refuse_empty(response)
         if self._chat is None:
             return response.content
-        return response_text(self._chat, self._turn, response, has_text_only)
+        opening = self._opening(asked, before)
+        return response_text(self._chat, self._turn, asked, opening, response, has_text_only)
 
     def _answer(self, text: str, context: str, *, is_last: bool) -> tuple[np.ndarray, int]:
         """Return the ids of a response with its end, and how many of them are learned. A template may end a
@@ -485,11 +497,3 @@ class Renderer:
         if self.system is None or any(message.role == "system" for message in messages):
             return list(messages)
         return [Message("system", self.system), *messages]
-
-    def _check_chatml(self) -> None:
-        for token in CHATML_TOKENS:
-            if len(self._joiner.marked(token)) != 1:
-                raise TemplateError(
-                    f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
-                    f"to the tokenizer and the model, or {proposal(self.tokenizer)}"
-                )

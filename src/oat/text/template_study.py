@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from oat.errors import TemplateError, warn
 from oat.text.chat_template import RESPONSE, USER, ChatTemplate, special_tokens
+from oat.text.openings import Openings, common_length
+from oat.text.templates import CHATML_TOKENS, proposal
 from oat.types import Message
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Turn:
         opening: the text before a response to `USER`: the message and the generation prompt.
         lead: white space that the template writes between `opening` and the text of a response.
         closing: the text from the end of a response to the end of the conversation.
-        opens_reasoning: True if `opening` ends in <think>.
+        begun: the part of `opening` that begins the response, such as `<think>`.
     """
 
     end_id: int | None
@@ -40,7 +42,7 @@ class Turn:
     opening: str = ""
     lead: str = ""
     closing: str = ""
-    opens_reasoning: bool = False
+    begun: str = ""
 
     @property
     def trailing(self) -> str:
@@ -48,7 +50,7 @@ class Turn:
         return self.closing.removeprefix(self.end_text) if self.closing.startswith(self.end_text) else ""
 
 
-def study_turn(chat: ChatTemplate) -> Turn:
+def study_turn(chat: ChatTemplate, openings: Openings) -> Turn:
     """Return the text that a template writes before and after a response.
 
     Raises:
@@ -73,7 +75,7 @@ def study_turn(chat: ChatTemplate) -> Turn:
         opening,
         lead=lead if lead.isspace() else "",
         closing=closing,
-        opens_reasoning=opening.rstrip().endswith("<think>"),
+        begun=openings.of([USER], opening).text,
     )
 
 
@@ -94,6 +96,20 @@ def _later_end(chat: ChatTemplate, opening: str, end_text: str, marks: Mapping[i
     if behind.startswith(end_text) or not ends[0] or ends[0] != ends[1]:
         return end_text
     return behind[: behind.index(ends[0]) + len(ends[0])]
+
+
+def check_chatml(chat: ChatTemplate) -> None:
+    """Check that the tokenizer has the tokens of ChatML.
+
+    Raises:
+        TemplateError: it lacks one.
+    """
+    for token in CHATML_TOKENS:
+        if len(chat.ids(token)) != 1:
+            raise TemplateError(
+                f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
+                f"to the tokenizer and the model, or {proposal(chat.tokenizer)}"
+            )
 
 
 def study_control(chat: ChatTemplate, template: str) -> set[str]:
@@ -155,12 +171,6 @@ def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
             "template that keeps earlier messages, or the model meets other histories in use than in training"
         )
         return
-
-
-def common_length(first: str, second: str) -> int:
-    """Return the length of the longest common beginning of two texts, in characters."""
-    differing = (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(differing, min(len(first), len(second)))
 
 
 def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:

@@ -88,7 +88,7 @@ From feedback to weights:
                     questions and answers go on
 """
 
-from oat.types.conversation import Message, Prompt
+from oat.types.conversation import Message, Opening, Prompt
 from oat.types.learning import (
     Batch,
     Branching,
@@ -150,6 +150,7 @@ __all__ = [
     "Loss",
     "Mark",
     "Message",
+    "Opening",
     "Per",
     "Plan",
     "Price",

@@ -39,6 +39,19 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """The beginning of a response that its prompt has written already.
+
+    Attributes:
+        text: this beginning, such as "<think>\\nOkay, "; "" if the prompt has written none.
+        tags: the tags in `text` that it opens and does not close, such as `<think>` or `[THINK]`.
+    """
+
+    text: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One prompt as taken by a run. A record that is taken twice gives two prompts.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.plugins.pool import Workers
+from oat.types import Message, Opening
 
 _GAP = "..."
 _TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")
@@ -22,47 +23,46 @@ _TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")
 class _Shaped(CallableOracle):
     """A rule about the form of a response.
 
-    If the prompt ends with opening tags that the form names, they belong to the response: some templates open
-    `<think>` in the prompt, and the model goes on from there. The rule then reads these tags and the
-    response.
+    Some templates begin the response in the prompt, as with `<think>`, and the model goes on from there. So a
+    response has the form in two cases:
 
-    Args:
-        form: the template or pattern.
-        version: the version of the rule where no template opens a tag.
+    1. The response has it together with what its prompt has written of it: all of that, or the part from a
+       tag on that the prompt opens and does not close.
+    2. The response has it alone, and does not contain such a tag once more.
     """
 
-    def __init__(self, name: str, form: str, version: str):
+    def __init__(self, name: str, version: str):
         super().__init__(self.grade, name, reads_group=False)
         self.version = version
-        tags = "|".join(re.escape(tag) for tag in dict.fromkeys(_TAG.findall(form)))
-        self._opened = re.compile(rf"(?:(?:{tags})\s*)+\Z") if tags else None
-        self._opening: str | None = ""
+        self._opening: Callable[[Sequence[Message]], Opening] = lambda messages: Opening()
 
-    def tell_opening(self, opening: str | None) -> None:
+    def tell_opening(self, opening: Callable[[Sequence[Message]], Opening]) -> None:
         self._opening = opening
-        if self._begun(opening or ""):
-            self.version = f"{self.version}, with the tags that the prompt opens"
 
     def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """Return one score for each completion. The signature is that of TRL's reward functions."""
-        wholes = []
-        for prompt, text in zip(prompts, _texts(completions), strict=True):
-            continued = prompt if self._opening is None and isinstance(prompt, str) else self._opening
-            wholes.append(self._begun(continued or "") + text)
-        return [float(does) for does in self.matches(wholes)]
+        known: dict[str, Opening] = {}
+        texts, owners = list[str](), list[int]()
+        for place, (prompt, text) in enumerate(zip(prompts, _texts(completions), strict=True)):
+            name = str(prompt)
+            if name not in known:
+                known[name] = self._opening(_messages(prompt))
+            forms = _with_opening(known[name], text)
+            texts += forms
+            owners += [place] * len(forms)
+        scores = [0.0] * len(completions)
+        for place, does in zip(owners, self.matches(texts), strict=True):
+            scores[place] = max(scores[place], float(does))
+        return [*scores]
 
     def matches(self, texts: Sequence[str]) -> list[bool]:
         """Return for each text whether it has the form."""
         raise NotImplementedError
 
-    def _begun(self, before: str) -> str:
-        found = self._opened and self._opened.search(before)
-        return "" if not found or "</" in found[0] else found[0]
-
 
 class RegexRule(_Shaped):
-    """The oracle `regex`: 1.0 for a response that matches a pattern, otherwise 0.0. If the template's prompt
-    ends with a tag, such as `<think>`, that the pattern names, the tag belongs to the response.
+    """The oracle `regex`: 1.0 for a response that matches a pattern, otherwise 0.0. What the prompt has
+    written of the response, such as `<think>`, belongs to the response.
 
     Args:
         pattern: a regular expression; a dot matches any character, line ends included.
@@ -85,7 +85,7 @@ class RegexRule(_Shaped):
         timeout_s: float = 1.0,
         workers: int = 1,
     ):
-        super().__init__("regex", pattern if isinstance(pattern, str) else "", "1")
+        super().__init__("regex", "2")
         if (
             not isinstance(pattern, str)
             or match not in ("search", "whole")
@@ -114,8 +114,8 @@ class RegexRule(_Shaped):
 
 class FormatRule(_Shaped):
     """The oracle `format`: 1.0 for a response with the form of a template or of a pattern, otherwise 0.0. All
-    of the response must have the form, apart from blanks at its ends. If the template's prompt ends with a
-    tag, such as `<think>`, that the form names, the tag belongs to the response.
+    of the response must have the form, apart from blanks at its ends. What the prompt has written of the
+    response, such as `<think>`, belongs to the response.
 
     Args:
         template: a text such as "<think>...</think> <answer>...</answer>". Each gap `...` matches any text
@@ -132,7 +132,7 @@ class FormatRule(_Shaped):
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
         form = pattern if template is None else template
-        super().__init__("format", form if isinstance(form, str) else "", "2")
+        super().__init__("format", "3")
         if not isinstance(form, str) or not (template is None or pattern is None):
             raise ConfigError(
                 'the oracle format takes a `template`, such as "<think>...</think><answer>...</answer>", '
@@ -221,6 +221,18 @@ class LengthRule(CallableOracle):
         assert self._most is not None, "one of the two is given"
         assert self._buffer is not None, "given with `most`"
         return -min(1.0, max(0.0, (size - self._most + self._buffer) / self._buffer))
+
+
+def _messages(prompt: Any) -> list[Message]:
+    """Return the messages of a prompt as reward functions get it."""
+    return [Message("user", prompt)] if isinstance(prompt, str) else [Message.of(each) for each in prompt]
+
+
+def _with_opening(opening: Opening, text: str) -> list[str]:
+    """Return the texts of which one must have the form, if the response `text` is to have it."""
+    starts = dict.fromkeys([0, *(opening.text.rfind(tag) for tag in opening.tags)] if opening.text else [])
+    alone = [] if any(tag in text for tag in opening.tags) else [text]
+    return [*alone, *(opening.text[start:] + text for start in starts)]
 
 
 def matcher(pattern: str, match: str) -> Callable[[str], bool]:
