@@ -215,7 +215,12 @@ def outcome(load: Callable[[], Any]) -> tuple[Any, str, list[str]]:
     return module, message, [str(each.message) for each in caught if each.category is OatWarning]
 
 
-@pytest.mark.sample("*-lm", "an adapter-reward", "quantised by the configuration-reward", seconds=2.0)
+@pytest.mark.sample(
+    *("an adapter-*", "penalties-lm", "weights in *-lm", "more tensors*-lm", "shards that*-lm"),
+    *("tensors twice*-lm", "quantised by the configuration-*", "quantised weights-lm", "settings*-lm"),
+    *("the model again*-lm", "one tensor*-reward", "a configuration*-lm", "parts of processes-lm"),
+    seconds=4.0,
+)
 @pytest.mark.parametrize("kind", ["lm", "reward"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_folder_is_read_as_its_configuration_says(

@@ -116,8 +116,9 @@ def rules(tag: str, closing: str) -> list[FormatRule | RegexRule]:
 def test_rules_and_records_take_what_the_own_prompt_has_written(tokenizers, kind, tag: str) -> None:
     closing = TAGS[tag]
     said = f"the cat\n{closing}\n<answer>42</answer>"
-    for number, behind in enumerate(BEHIND):
-        tokenizer = tokenizers[number % 2]
+    start = ([*KINDS].index(kind) + [*TAGS].index(tag)) % 2
+    for number, behind in list(enumerate(BEHIND))[start::2]:
+        tokenizer = tokenizers[number // 2]
         renderer = rendering(tokenizer, kind(tag + behind, closing))
         asked = KINDS[kind]
         opening = renderer.opening(asked)
