@@ -8,7 +8,8 @@ A control token is a special token of the tokenizer, or an added token that the 
 Control tokens in messages become ordinary text, so data cannot end a turn or begin another
 (`text/control_tokens.py`). There are three exceptions:
 
-* In the content of an assistant's or a system message, the tokens of `chat_template.OWN` keep their meaning.
+* In the content of an assistant's or a system message, the tokens of `control_tokens.is_own` keep their
+  meaning.
 * In plain prompts (`template=None`), special tokens keep their meaning, because people write their own
   formats there.
 * A template may make a control token from a message's role.
@@ -32,7 +33,7 @@ from oat.text.encoding import Encoder
 from oat.text.joining import Joiner
 from oat.text.question_forms import Example, Form
 from oat.text.template_study import Turn, look_for_rewriting, study_control, study_turn
-from oat.text.templates import CHATML_TOKENS, load_template, on_day, proposal
+from oat.text.templates import check_chatml, load_template, on_day, proposal
 from oat.text.text_ends import text_ends
 from oat.text.vocabulary import num_ids
 from oat.types import Message
@@ -106,8 +107,8 @@ class Renderer:
         self._encoder = Encoder(tokenizer)
         self._decoder = Decoder(tokenizer, self._encoder)
         self._joiner = Joiner(self._encoder, self._decoder)
-        self._text = partial(self._decoder, keeps_special=special_tokens == "keep")
-        self._pieces: dict[tuple[int, bool], str] = {}
+        self._keeps_special = special_tokens == "keep"
+        self._text = partial(self._decoder, keeps_special=self._keeps_special)
         self.definition: dict[str, Any] = {
             "template": template,
             "system": system,
@@ -128,13 +129,13 @@ class Renderer:
                 "template"
             )
         self._chat = None
-        self._turn = Turn(tokenizer.eos_token_id, tokenizer.eos_token or "", tokenizer.eos_token or "")
+        self._turn = Turn(*self._decoder.end)
         if self.template is not None:
             self._chat = ChatTemplate(tokenizer, self._joiner, self.source)
             if template == "chatml":
-                self._check_chatml()
+                check_chatml(tokenizer)
             self._turn = study_turn(self._chat)
-            self._chat.set_control(study_control(self._chat, self.template))
+            self._chat.set_control(study_control(self._chat, self.template), ends=self._turn.ends)
             look_for_rewriting(self._chat, is_refused=has_turns)
         ends = {tokenizer.eos_token_id, self._turn.end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
@@ -169,7 +170,7 @@ class Renderer:
         if given and given == self._last[0]:
             return self._last[1].copy()
         text = self._prompt_text(given)
-        ids = self._plain(text) if self._chat is None else self._joiner.marked(text)
+        ids = self._joiner.plain(text) if self._chat is None else self._joiner.marked(text)
         if not len(ids):
             raise TemplateError(
                 "a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or "
@@ -201,6 +202,8 @@ class Renderer:
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
             text = self._tail([message], is_ended)
+            if is_ended and int(ids[-1]) != self._turn.end_id:  # it may begin the message, as GLM's <|user|>
+                text = text.removeprefix(context)
             # the context was sampled, so nobody could change it if it suits no token
             self._tails[said] = self._follow(text, context, is_strict=False)
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tails[said]])
@@ -218,7 +221,8 @@ class Renderer:
         """
         answered = [*messages, Message("assistant", response)]
         if self._chat is None:
-            return self.loss_mask(answered, prompt=len(messages))[0]
+            ids = self.loss_mask(answered, prompt=len(messages))[0]
+            return np.append(ids, np.array(self._decoder.suffix[1:], np.int32))
         return self._joiner.marked(self._chat.render(self._with_system(answered), generate=False))
 
     def within(self, messages: Sequence[Message], text: str) -> np.ndarray:
@@ -254,6 +258,17 @@ class Renderer:
         whole = self._encoder.ids(before + after, adds=False)[0]
         ids = self._encoder.ids(before, adds=False)[0]
         return whole[: len(ids)] == ids
+
+    def written(self, prompt: Sequence[Message], messages: Sequence[Message]) -> str:
+        """Return the text of a prompt and the messages behind it, before the tokenizer reads it."""
+        conversation = [*(self._asked(prompt) if prompt else ()), *messages]
+        if self._chat is None:
+            return "".join(message.content for message in conversation)
+        return self._chat.written(self._with_system(conversation))
+
+    def made_ordinary(self, message: Message) -> list[str]:
+        """Return the special tokens in the content of a message that are read as ordinary text."""
+        return [] if self._chat is None else self._chat.made_ordinary(message)
 
     def reads(self, field: str) -> bool:
         """Return True if the template names a field of messages, such as `tool_calls`."""
@@ -311,7 +326,8 @@ class Renderer:
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
-            ids = self._with_end(self.prompt([Message("user", response)]))
+            ids, start = self.prompt([Message("user", response)]), len(self.prefix)
+            ids = np.concatenate([ids[:start], self._with_end(ids[start:])])
             return ids, np.arange(len(ids)) > 0
         messages = (
             [Message("assistant", response)]
@@ -382,13 +398,7 @@ class Renderer:
         """
         is_kept = np.array([int(i) not in self.stop_ids for i in ids], dtype=bool)
         kept = [int(i) for i in np.asarray(ids)[is_kept]]
-        pieces, before = list[str](), after
-        for id in kept:
-            known = id, self._decoder.begins(before)
-            if known not in self._pieces:
-                self._pieces[known] = self._text([id], before)
-            pieces.append(self._pieces[known])
-            before = [id]
+        pieces = self._decoder.pieces(kept, after, keeps_special=self._keeps_special)
         text = self._text(kept, after)
         found = text_ends(kept, text, partial(self._text, after=after), pieces)
         ends = np.array([0, *found], np.int32)
@@ -422,14 +432,6 @@ class Renderer:
             )
         return messages[0].content
 
-    def _plain(self, text: str) -> np.ndarray:
-        """Return the ids of a plain prompt, without the end-of-text that some tokenizers add."""
-        ids, added = self._encoder.ids(text, adds=True)
-        while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
-            ids.pop()
-            added.pop()
-        return np.array(ids, dtype=np.int32)
-
     def _response_text(self, response: Message) -> str:
         """Return the text of a response without the end of its turn."""
         has_text_only = is_text(self._chat, response)
@@ -445,27 +447,38 @@ class Renderer:
         if is_last or self._turn.later_text == self._turn.end_text:
             ids = self._ended(text, context)
             return ids, len(ids)
-        ids = self._follow(text, context)
+        ids = self._said(text, context)
         end = self._follow(self._turn.later_text, self._joiner.context(context + text))
         return np.concatenate([ids, end]), len(ids)
 
     def _ended(self, text: str, context: str) -> np.ndarray:
         """Return the ids of the text of a response, with the end of its turn."""
         if self._chat is None:
-            return self._with_end(self._follow(text, context))
-        return self._follow(text + self._turn.end_text, context)
+            return self._with_end(self._said(text, context))
+        return self._said(text + self._turn.end_text, context)
 
     def _with_end(self, ids: np.ndarray) -> np.ndarray:
-        return ids if self._turn.end_id is None else np.append(ids, np.int32(self._turn.end_id))
+        """Return the ids of a plain response with an end, unless they have one, as those of many data."""
+        if self._turn.end_id is None or set(ids[-1:].tolist()) & self.stop_ids:
+            return ids
+        return np.append(ids, np.int32(self._turn.end_id))
 
-    def _follow(self, text: str, context: str, *, is_strict: bool = True) -> np.ndarray:
+    def _said(self, text: str, context: str) -> np.ndarray:
+        """Return the ids of the text of a response. The tokenizer may take away the white space that the
+        template writes before it, but not its own."""
+        own = text.removeprefix(self._turn.lead)
+        said = own if self._joiner.takes_blanks(context, own) else text
+        return self._follow(said, context, keeps_blanks=True)
+
+    def _follow(self, text: str, context: str, **how: bool) -> np.ndarray:
         if self._chat is not None:
-            return self._joiner.marked(text, context, is_strict=is_strict)
-        return np.array(self._joiner.following(text, context, is_strict=is_strict), dtype=np.int32)
+            return self._joiner.marked(text, context, **how)
+        return np.array(self._joiner.following(text, context, **how), dtype=np.int32)
 
     def _is_ended(self, ids: np.ndarray) -> bool:
-        """Return True if ids end with the token that ends a turn."""
-        return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
+        """Return True if ids end with a token that ends a turn. The end-of-text of a document does not."""
+        last = int(ids[-1]) if len(ids) else -1
+        return last == self._turn.end_id or last in self.stop_ids - {self.tokenizer.eos_token_id}
 
     def _tail(self, messages: Sequence[Message], is_ended: bool) -> str:
         """Return the text that follows a response: the end of its turn, the messages, and the generation
@@ -485,11 +498,3 @@ class Renderer:
         if self.system is None or any(message.role == "system" for message in messages):
             return list(messages)
         return [Message("system", self.system), *messages]
-
-    def _check_chatml(self) -> None:
-        for token in CHATML_TOKENS:
-            if len(self._joiner.marked(token)) != 1:
-                raise TemplateError(
-                    f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
-                    f"to the tokenizer and the model, or {proposal(self.tokenizer)}"
-                )

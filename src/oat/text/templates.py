@@ -84,6 +84,20 @@ def on_day(template: str, date: datetime.date) -> str:
     return source
 
 
+def check_chatml(tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Check that each token of the ChatML template is one token of a tokenizer.
+
+    Raises:
+        TemplateError: one is none.
+    """
+    for token in CHATML_TOKENS:
+        if len(tokenizer(token, add_special_tokens=False)["input_ids"]) != 1:
+            raise TemplateError(
+                f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
+                f"to the tokenizer and the model, or {proposal(tokenizer)}"
+            )
+
+
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
     """Return advice for an error message. It names the templates that can work with a tokenizer."""
     ours = [
