@@ -44,7 +44,7 @@ from oat.types import Price
 
 _MOST_CHANGED = 3
 """Largest number of texts that the tokenizer changes, or of special tokens, that a line shows."""
-_LOOKED_AT = 512
+_LOOKED_AT = 256
 """Largest number of records whose texts are compared with those that are learned or read."""
 
 
