@@ -168,19 +168,38 @@ LOSSY = {
 """Tokenizers that change some texts, by name."""
 
 
-def save_kind(name: str, folder: Path, *, begins: bool = True, **options) -> PreTrainedTokenizerFast:
+CHANGING = {
+    "strips the end": normalizers.Strip(left=False, right=True),
+    "strips the beginning": normalizers.Strip(left=True, right=False),
+    "line ends": normalizers.Replace("\r\n", "\n"),
+    "no-break space": normalizers.Replace("\u00a0", " "),
+    "quotation marks": normalizers.Replace(Regex("[\u201c\u201d]"), '"'),
+    "tabs": normalizers.Replace("\t", "    "),
+    "NFD": normalizers.NFD(),
+    "NFKC": normalizers.NFKC(),
+    "zero width": normalizers.Replace("\u200b", ""),
+}
+"""Normalisers that change some texts, each with a byte-level tokenizer (`save_kind`), by name."""
+
+
+def save_kind(
+    name: str, folder: Path, *, begins: bool = True, ends: str = "", takes: str = "", **options
+) -> PreTrainedTokenizerFast:
     """Save a tokenizer of one of the kinds, and return it as it is loaded.
 
     Args:
         begins: True: it puts <s> before every text.
+        ends: special tokens with blanks between them, which it puts behind every text.
+        takes: "lstrip", "rstrip" or both: on which sides its special tokens take white space away.
     """
-    built = {**KINDS, **LOSSY}[name]()
-    built.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIALS])
-    if begins:
-        built.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", built.token_to_id("<s>"))]
-        )
-    PreTrainedTokenizerFast(
-        tokenizer_object=built, unk_token="<unk>", bos_token="<s>", eos_token="</s>", **options
-    ).save_pretrained(folder)
+    kinds = {**KINDS, **LOSSY}
+    built = kinds[name]() if name in kinds else _byte_level(CHANGING[name])
+    sides = {side: side in takes for side in ("lstrip", "rstrip")}
+    built.add_special_tokens([AddedToken(text, normalized=False, special=True, **sides) for text in SPECIALS])
+    if begins or ends:
+        frame = f"{'<s> ' if begins else ''}$A {ends}"
+        tokens = [(text, built.token_to_id(text)) for text in frame.split() if text != "$A"]
+        built.post_processor = processors.TemplateProcessing(single=frame.strip(), special_tokens=tokens)
+    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", **options}
+    PreTrainedTokenizerFast(tokenizer_object=built, **named).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)

@@ -11,7 +11,7 @@ from chats import assistant, user
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from tokenizers_of_all_kinds import BLANK, KINDS, LOSSY, SPECIALS, save_kind
+from tokenizers_of_all_kinds import BLANK, CHANGING, KINDS, LOSSY, SPECIALS, save_kind
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from oat.errors import TemplateError
@@ -102,6 +102,8 @@ def check_joined(tokenizer: PreTrainedTokenizerFast, kind: str, prompt: str, res
     assert ids[~mask].tolist() == before, "the policy reads the prompt as it is sampled from"
     *joined, end = ids.tolist()
     assert end == tokenizer.eos_token_id
+    if response.endswith("</s>"):
+        joined.append(end)  # a response that has an end gets no other one
     if whole[: len(before)] == before:
         assert joined == whole
     if is_lossy and tokenizer.decode(joined).endswith(prompt + response):
@@ -129,6 +131,7 @@ def test_prompt_and_response_are_the_ids_of_the_whole_text(
     @example("the sky is ", "blue")
     @example("the c", "at sat")
     @example("a", "")
+    @example("the sky is", " blue.</s>")
     @example("☃", "☃字")
     @example("a<s>", " b<think>c")
     @example("the cat sat on the mat. " * 30 + "the c", "at sat")
@@ -251,20 +254,29 @@ def test_a_vocabulary_without_a_blank_or_an_unknown_token(tmp_path: Path) -> Non
     assert (renderer.decode(ids), renderer.text(ids[mask], after=ids[~mask])) == ("1+2=3", "3")
 
 
-def test_a_tokenizer_that_changes_texts_is_known(kinds: dict[str, PreTrainedTokenizerFast]) -> None:
+def test_a_tokenizer_that_changes_texts_is_known(
+    kinds: dict[str, PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
     """Those that keep every text are not named, apart from what loses the blank at a beginning, or composes
     characters."""
-    changed = {name: [text for text, _ in changed_texts(tokenizer)] for name, tokenizer in kinds.items()}
-    assert {name for name in KINDS if changed[name] not in ([], [" a"], ["café e\u0301"])} == set()
-    assert [name for name in KINDS if changed[name] == [" a"]] == [
+    changed = {name: [*changed_texts(tokenizer)] for name, tokenizer in kinds.items()}
+    for name in KINDS:
+        for text, now in changed[name]:
+            is_composed = name == "byte-level, composed" and unicodedata.normalize("NFC", text) == now
+            assert is_composed or text.removeprefix(" ") == now
+    assert [name for name in KINDS if changed[name] and name != "byte-level, composed"] == [
         "Metaspace always",
         "Metaspace first",
         "Metaspace first, split",
     ]
     assert all(len(changed[name]) > 1 for name in LOSSY)
     for name, tokenizer in kinds.items():
-        for text in changed[name]:
+        for text, _ in changed[name]:
             assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) != text
+    for name in CHANGING:
+        assert [*changed_texts(save_kind(name, tmp_path / "other"))], name
+    for takes in ("lstrip", "rstrip"):
+        assert [*changed_texts(save_kind("byte-level", tmp_path / "taking", takes=takes))]
 
 
 @pytest.mark.parametrize("name", ["stories260k", "tinystories656k"])

@@ -19,6 +19,7 @@ from oat.errors import ConfigError, OatError
 from oat.models.beside import has_left_over_adapter
 from oat.models.loading import load_tokenizer
 from oat.rundir.provenance import entries
+from oat.text.control_tokens import is_own
 from oat.text.decoding import Decoder
 from oat.text.encoding import Encoder
 
@@ -61,13 +62,43 @@ def _names(section: Any, oracles: Collection[str]) -> bool:
     return section in oracles
 
 
-def _has_marked_beginnings(config: Config) -> bool:
-    """Return True if the policy's tokenizer puts a blank before every text."""
+def _decoder(config: Config) -> Decoder | None:
+    """Return a decoder with the policy's tokenizer; None if the tokenizer cannot be loaded."""
     try:
         tokenizer = load_tokenizer(config.model.path)
     except OatError:  # what is wrong with it is said where it is needed
+        return None
+    return Decoder(tokenizer, Encoder(tokenizer))
+
+
+def _has_marked_beginnings(config: Config) -> bool:
+    """Return True if the policy's tokenizer puts a blank before every text."""
+    decoder = _decoder(config)
+    return decoder is not None and decoder.knows_place
+
+
+def _has_other_ends(config: Config) -> bool:
+    """Return True if a response without a template may end otherwise than with one end-of-text behind it."""
+    if config.render.template is not None:
         return False
-    return Decoder(tokenizer, Encoder(tokenizer)).knows_place
+    decoder = _decoder(config)
+    usual = ([], [decoder.tokenizer.eos_token_id]) if decoder else ()
+    return bool(config.prompts.responses) or (decoder is not None and decoder.suffix not in usual)
+
+
+def _has_own_tokens(config: Config) -> bool:
+    """Return True if the policy's tokenizer has tags of reasoning and calls that became ordinary text."""
+    decoder = _decoder(config) if config.render.template is not None else None
+    earlier = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
+    return decoder is not None and any(is_own(text) for text in decoder.ids.keys() - earlier)
+
+
+def _loses_blanks(config: Config) -> bool:
+    """Return True if texts of the policy's tokenizer lost blanks beside an added or an unknown token."""
+    decoder = _decoder(config)
+    return decoder is not None and bool(
+        Encoder(decoder.tokenizer).takers() or (decoder.knows_place and decoder.unknown)
+    )
 
 
 def _has_left_over_adapter(config: Config) -> bool:
@@ -135,6 +166,30 @@ CHANGES: tuple[Change, ...] = (
         "a blank between a prompt and its recorded response, and sampled texts lost the blank at their "
         "beginning",
         _has_marked_beginnings,
+    ),
+    Change(
+        "ends_of_plain_texts",
+        "without a chat template, a recorded response that has an end gets no second one; and what the "
+        "tokenizer puts behind every text ends the response; before, it could stand in front of it",
+        _has_other_ends,
+    ),
+    Change(
+        "own_tokens",
+        "special tokens of reasoning and calls in the assistant's texts, such as [THINK], are read as these "
+        "tokens (docs/data.md#text-to-tokens); before, all but four were read as ordinary text",
+        _has_own_tokens,
+    ),
+    Change(
+        "kept_blanks",
+        "texts of responses keep blanks that they lost with this tokenizer: beside special tokens that take "
+        "white space away, and behind an unknown character",
+        _loses_blanks,
+    ),
+    Change(
+        "sampled_ends",
+        "in episodes of several turns, the template's end of turn is not added behind another token that "
+        "ended the response, such as <|eom_id|>",
+        lambda config: config.sampling.environment is not None and config.render.template is not None,
     ),
     Change(
         "numbers_as_numbers",

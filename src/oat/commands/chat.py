@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from oat.build.speaker import NO_TEMPLATE, Speaker
 from oat.errors import ConfigError, DataError, OatError, printable
-from oat.text.chat_template import OWN, special_tokens
-from oat.text.control_tokens import any_of
+from oat.text.chat_template import special_tokens
+from oat.text.control_tokens import any_of, is_own
 from oat.types import Message
 
 _EXIT = "/exit"
@@ -145,7 +145,8 @@ def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, i
 def _remembered(speaker: Speaker, answer: str) -> str:
     """Return an answer as a part of later prompts. It has no special tokens, which a template would write as
     ordinary text, except those that a model writes within its turn, such as <think>."""
-    return any_of(special_tokens(speaker.renderer.tokenizer) - OWN).sub("", answer)
+    tokens = special_tokens(speaker.renderer.tokenizer)
+    return any_of(token for token in tokens if not is_own(token)).sub("", answer)
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:

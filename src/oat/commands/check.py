@@ -11,7 +11,9 @@ train`:
   another shape.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from oat.build.apart import refuse_without_cluster
 from oat.build.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
@@ -28,6 +30,7 @@ from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.build.trial import load_unknown
 from oat.commands.show_tokens import token_lines
+from oat.errors import TemplateError
 from oat.files import seen
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
@@ -36,11 +39,13 @@ from oat.models.nf4 import count
 from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.rows import read_metrics
-from oat.text.changed_texts import changed_texts
+from oat.text.changed_texts import changed_part, changed_texts, made_ordinary
 from oat.types import Price
 
 _MOST_CHANGED = 3
-"""Largest number of texts that the tokenizer changes and that a line shows."""
+"""Largest number of texts that the tokenizer changes, or of special tokens, that a line shows."""
+_LOOKED_AT = 256
+"""Largest number of records whose texts are compared with those that are learned or read."""
 
 
 def check_run(
@@ -101,7 +106,7 @@ def _lines(
     learner, begun = run.learner, _begun(resolved, origin)
     assert isinstance(learner, Learner), "nothing goes through the wire here"
     yield from _model(learner, learns=resolved.objective.learns)
-    yield from _tokenizer(run_inputs)
+    yield from _tokenizer(run_inputs, resolved.config.prompts.responses)
     yield from _data(run_inputs)
     yield from step_lines(resolved, run, dearest)
     yield from run_lines(resolved, run, run_inputs, dearest, begun)
@@ -122,14 +127,37 @@ def _model(learner: Learner, *, learns: bool) -> Lines:
     yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, {which}"
 
 
-def _tokenizer(run_inputs: RunInputs) -> Lines:
-    """Yield a line if the tokenizer changes texts. Then responses are learned and read otherwise than the
-    data have them."""
+def _tokenizer(run_inputs: RunInputs, responses: Sequence[str]) -> Lines:
+    """Yield a line if the tokenizer changes texts, and how many records it changes; and a line if special
+    tokens in the assistant's texts become ordinary text. Then responses are learned and read otherwise than
+    the data have them."""
     changed = list(changed_texts(run_inputs.renderer.tokenizer))
-    if changed:
+    looked_at = run_inputs.prompts.spread(_LOOKED_AT)
+    rows, tokens = dict[int, str](), Counter[str]()
+    for prompt in looked_at:
+        values = [prompt.columns[name] for name in responses] or [None]
+        with suppress(TemplateError):  # this record is refused elsewhere, or left out
+            parts = [changed_part(run_inputs.renderer, prompt.messages, value) for value in values]
+            if found := [part for part in parts if part is not None]:
+                rows[prompt.row] = found[0]
+        tokens.update({token for value in values for token in made_ordinary(run_inputs.renderer, value)})
+    if changed or rows:
         shown = ", ".join(f"{text!r} becomes {now!r}" for text, now in changed[:_MOST_CHANGED])
         more = f", and {len(changed) - _MOST_CHANGED} more" if len(changed) > _MOST_CHANGED else ""
-        yield "tokenizer", f"changes texts (docs/data.md#tokenizers): {shown}{more}"
+        some = "".join(f", such as {part[:80]!r} in row {row}" for row, part in [*rows.items()][:1])
+        yield (
+            "tokenizer",
+            f"changes texts (docs/data.md#tokenizers){': ' if shown else ''}{shown}{more}; of "
+            f"{len(looked_at)} records that were compared, it changes {len(rows)}{some}",
+        )
+    if tokens:
+        names = ", ".join(f"{token!r} in {count}" for token, count in tokens.most_common(_MOST_CHANGED))
+        more = ", and others" if len(tokens) > _MOST_CHANGED else ""
+        yield (
+            "tokenizer",
+            "special tokens in the assistant's texts are learned as ordinary text "
+            f"(docs/data.md#text-to-tokens): {names} of {len(looked_at)} records{more}",
+        )
 
 
 def _data(run_inputs: RunInputs) -> Lines:

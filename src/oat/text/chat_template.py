@@ -1,5 +1,6 @@
 """Chat templates with a tokenizer: conversations are rendered to text, and the text is turned into ids."""
 
+import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -7,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oat.errors import TemplateError, described, shortened
-from oat.text.control_tokens import any_of, has_marks, marked, without_json_escapes
+from oat.text.control_tokens import any_of, has_marks, is_own, marked, pieces_of, without_json_escapes
 from oat.text.joining import Joiner
 from oat.text.recorded_calls import CallStyle, check_calls, study_calls
 from oat.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Control tokens that a model writes within its turn. They keep their meaning in an assistant's message and
-in a system message, which may ask for them."""
 
 USER = Message("user", "oatuser")
 """A stand-in for the user's message, where only the rendered response is used."""
@@ -39,17 +36,33 @@ class ChatTemplate:
         self.source = source
         self.set_control(special_tokens(tokenizer))
 
-    def set_control(self, tokens: Collection[str]) -> None:
-        """Set the control tokens. In messages, they become ordinary text."""
+    def set_control(self, tokens: Collection[str], ends: str = "") -> None:
+        """Set the control tokens. In messages, they become ordinary text.
+
+        Args:
+            ends: the texts that the template writes behind a response. The tokens in them are not own tokens
+                (`is_own`).
+        """
         self._control = any_of(tokens)
-        self._control_but_own = any_of({*tokens} - OWN)
+        self._control_but_own = any_of(token for token in tokens if not is_own(token) or token in ends)
 
     def content(self, message: Message) -> str:
         """Return the content of a message. Its control tokens are marked, so that they become ordinary text.
-        In an assistant's or a system message, the tokens of `OWN` are not marked."""
-        is_own = message.role in ("assistant", "system")
-        content: str = marked(message.content, self._control_but_own if is_own else self._control)
+        In an assistant's message, and in a system message, which may ask for them, those of `is_own` are not
+        marked."""
+        content: str = marked(message.content, self._control_of(message))
         return content
+
+    def made_ordinary(self, message: Message) -> list[str]:
+        """Return the control tokens in the content of a message that `content` marks."""
+        return [*self._control_of(message).findall(message.content)]
+
+    def _control_of(self, message: Message) -> re.Pattern[str]:
+        return self._control_but_own if message.role in ("assistant", "system") else self._control
+
+    def written(self, messages: Sequence[Message]) -> str:
+        """Return the text of a complete conversation without marks."""
+        return "".join(piece for piece, _ in pieces_of(self.render(messages, generate=False)))
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
         """Return the text of a conversation, with the control tokens of its messages marked.

@@ -15,6 +15,65 @@ _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # Unicode's noncharacters, which texts shoul
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
+_NAMESPACE = re.compile(r"^(?!system|user|assistant|tool)[a-z]\w*:(?=\w)")
+_THOUGHTS = frozenset(
+    {
+        "think",
+        "thinking",
+        "thought",
+        "thoughts",
+        "reason",
+        "reasoning",
+        "reflection",
+        "cot",
+        "scratchpad",
+        "toolcall",
+        "toolcalls",
+    }
+)
+_ANSWERS = frozenset({"answer", "solution", "action"})
+_CALLS, _TOOLS = frozenset({"call", "calls"}), frozenset({"tool", "tools", "function", "functions"})
+_BOUNDS = frozenset({"begin", "start", "end"})
+_BESIDE = frozenset(
+    {"of", "section", "sep", "arg", "args", "argument", "arguments", "name", "id", "budget", "reflect"}
+)
+_OWN = frozenset(
+    {
+        "[ARGS]",
+        "[CALL_ID]",
+        "<|python_tag|>",
+        "<answer>",
+        "</answer>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    }
+)
+
+
+def is_own(token: str) -> bool:
+    """Return True for a control token that a model writes within its turn: a tag around its reasoning, its
+    answer or a call of a tool, or one of a few published tokens.
+
+    Such a tag (`<think>`, `[/THINK]`, `<|begin_of_thought|>`, `<seed:think>`) consists only of words of
+    these things. A token with any other word, such as `user`, `result`, `response` or `turn`, may begin or
+    end a turn. So may `<|call|>` and `<|answer|>`, which do not name a tool or a boundary.
+    """
+    inner = re.fullmatch(r"[<\[\u25c1](.+)[>\]\u25b7]", token)
+    if token in _OWN or inner is None:
+        return token in _OWN
+    name = _NAMESPACE.sub("", inner[1].strip("|\uff5c/").lower())
+    words = set(re.findall(r"[^\W_]+", name.replace("\u2581", " ")))
+    is_named = bool(
+        words & _THOUGHTS
+        or (words & _CALLS and words & _TOOLS)
+        or (words & _ANSWERS and words & _BOUNDS)
+        or words == {"tool", "sep"}
+    )
+    return is_named and words <= _THOUGHTS | _ANSWERS | _CALLS | _TOOLS | _BOUNDS | _BESIDE
+
+
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that finds each of the texts. If several texts match at one place, it finds the
     longest. If `texts` is empty, it finds nothing."""

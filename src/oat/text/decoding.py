@@ -8,6 +8,7 @@ Many of these tokenizers put a mark behind each control token, too. Then the tex
 decoded as the beginning of a text. So decoding gives back what was encoded.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice, takewhile
@@ -27,6 +28,10 @@ _ANCHORS = "a0.|\nZé字" + "".join(map(chr, range(33, 127)))
 """Texts that may stand before ids while these are decoded or encoded. Several kinds of characters come first:
 a tokenizer may join one kind with the text behind it."""
 _MOST_ANCHORS = 8
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token for one byte of a character. A trainer may have added it as a special token."""
+_STRANGE = ("\ue000", "\U0010fffd", "\U000120ff", "\u0bf5", "\u2603", "\U0001f355")
+"""Characters of which a vocabulary without bytes has at most a few."""
 
 
 class Decoder:
@@ -36,6 +41,7 @@ class Decoder:
         added: the texts of the added tokens, such as control tokens, by id.
         ids: the ids of the added tokens, by their texts.
         anchors: some texts of one character, each with its ids, that may stand before other ids.
+        unknown: the ids of added tokens that stand for characters that the vocabulary lacks.
         knows_place: True if the text of ids depends on whether other ids stand before them.
     """
 
@@ -45,8 +51,10 @@ class Decoder:
         self.added = {int(id): str(token.content) for id, token in tokenizer.added_tokens_decoder.items()}
         self.ids = {content: id for id, content in self.added.items()}
         self.anchors = list(islice(self._usable_anchors(), _MOST_ANCHORS))
+        self.unknown = frozenset(self._of_strange_characters())
         self.knows_place = any(self._depends_on_place(*anchor) for anchor in self.anchors[:1])
         self._opens: dict[int, bool] = {}
+        self._pieces: dict[tuple[int, bool, bool], str] = {}
 
     def __call__(self, ids: Ids, after: Ids = (), *, keeps_special: bool = True) -> str:
         """Return the text of ids.
@@ -74,11 +82,50 @@ class Decoder:
             return True
         return len(after) == len(self.prefix) and [int(id) for id in after] == self.prefix
 
-    @cached_property
+    def pieces(self, ids: Ids, after: Ids = (), *, keeps_special: bool = True) -> list[str]:
+        """Return the text of each id alone, in its place behind the others.
+
+        Args:
+            after: as for a call.
+            keeps_special: as for a call.
+        """
+        found = list[str]()
+        for id in map(int, ids):
+            known = id, self.begins(after), keeps_special
+            if known not in self._pieces:
+                self._pieces[known] = self([id], after, keeps_special=keeps_special)
+            found.append(self._pieces[known])
+            after = [id]
+        return found
+
+    @property
     def prefix(self) -> list[int]:
         """The ids that the tokenizer itself puts before every plain text."""
-        ids, added = self._encoder.ids(self.anchors[0][0] if self.anchors else "", adds=True)
-        return [id for id, _ in takewhile(lambda pair: pair[1], zip(ids, added, strict=True))]
+        return self._frame[0]
+
+    @property
+    def suffix(self) -> list[int]:
+        """The ids that the tokenizer itself puts behind every plain text, such as an end-of-text or [SEP]."""
+        return self._frame[1]
+
+    @property
+    def end(self) -> tuple[int | None, str, str]:
+        """The id that ends a response without a template, its text, and this text again. The id is the first
+        that the tokenizer puts behind every text; if it puts none there, the end-of-text."""
+        eos = self.tokenizer.eos_token_id
+        id = self.suffix[0] if self.suffix else None if eos is None else int(eos)
+        text = "" if id is None else self([id])
+        return id, text, text
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        text = self.anchors[0][0] if self.anchors else ""
+        ids, added = self._encoder.ids(text, adds=True)
+        if not self.anchors:  # nothing then tells a prefix from a suffix, except the end-of-text
+            ends = ids[-1:] == [self.tokenizer.eos_token_id]
+            return (ids[:-1], ids[-1:]) if ends else (ids, [])
+        before, behind = (sum(takewhile(bool, marks)) for marks in (added, reversed(added)))
+        return ids[:before], ids[len(ids) - behind :]
 
     def _placed(self, ids: list[int], begins: bool, keeps_special: bool) -> str:
         if begins or not ids:
@@ -99,10 +146,19 @@ class Decoder:
         """Return True for an added token behind which the tokenizer encodes a text as at a beginning."""
         if id not in self._opens:
             self._opens[id] = False
-            if self.knows_place and id in self.added:
+            is_control = id in self.added and id not in self.unknown and not _BYTE.fullmatch(self.added[id])
+            if self.knows_place and is_control:
                 text, ids = self.anchors[0]
                 self._opens[id] = self._encoder.ids(self.added[id] + text, adds=False)[0] == [id, *ids]
         return self._opens[id]
+
+    def _of_strange_characters(self) -> Iterator[int]:
+        for character in _STRANGE:
+            try:
+                found = self._encoder.ids(character, adds=False)[0]
+            except TemplateError:  # the tokenizer has no unknown token
+                continue
+            yield from (id for id in found if character not in self.added.get(id, character))
 
     def _usable_anchors(self) -> Iterator[tuple[str, list[int]]]:
         """Yield some one-character texts, each with its ids, that can stand before other ids."""

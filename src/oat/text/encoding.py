@@ -46,6 +46,18 @@ class Encoder:
                 "unknown token, or change the text"
             ) from error
 
+    def takers(self) -> dict[str, tuple[bool, bool]]:
+        """Return the texts of the added tokens that take away white space, each with True if it takes what
+        stands before it (`lstrip`), and what stands behind it (`rstrip`), as the tokens of Phi-3 do."""
+        tokens = self.tokenizer.added_tokens_decoder.items()
+        return {
+            token.content: (token.lstrip, token.rstrip)
+            for id, token in tokens
+            if (token.lstrip or token.rstrip)
+            and not token.single_word
+            and self.ids(token.content, adds=False)[0] == [id]
+        }
+
     def _direct(self, text: str, *, adds: bool, splits: bool | None) -> tuple[list[int], list[int]]:
         backend = self.tokenizer.backend_tokenizer
         if backend.truncation is not None or backend.padding is not None:
@@ -62,3 +74,9 @@ class Encoder:
             text, verbose=False, add_special_tokens=adds, return_special_tokens_mask=True, **own
         )
         return list(found["input_ids"]), list(found["special_tokens_mask"])
+
+    def is_border(self, before: str, after: str) -> bool:
+        """Return True if the ids of the first text are the beginning of the ids of both together."""
+        whole = self.ids(before + after, adds=False)[0]
+        ids = self.ids(before, adds=False)[0]
+        return whole[: len(ids)] == ids

@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,12 +44,22 @@ class Joiner:
         self._decoder = decoder
         self._contexts: dict[str, list[int]] = {}
 
-    def marked(self, text: str, context: str = "", *, is_strict: bool = True) -> np.ndarray:
+    def plain(self, text: str) -> np.ndarray:
+        """Return the ids, (T,) int32, of a plain text that others may follow. They begin with what the
+        tokenizer puts before every text. They do not end with what it puts behind every text."""
+        ids, _ = self._encoder.ids(text, adds=True)
+        end = len(ids) - len(self._decoder.suffix)
+        return np.array(ids[:end] if ids[end:] == self._decoder.suffix else ids, dtype=np.int32)
+
+    def marked(
+        self, text: str, context: str = "", *, is_strict: bool = True, keeps_blanks: bool = False
+    ) -> np.ndarray:
         """Return the ids, (T,) int32, of a text behind a context. Control tokens that `control_tokens.marked`
         has marked are read as ordinary text.
 
         Args:
             is_strict: as for `following`.
+            keeps_blanks: as for `following`.
 
         Raises:
             TemplateError: as for `following`.
@@ -60,11 +71,15 @@ class Joiner:
                 ids += self._split(piece[:1], self.context(before)) + self._alone(piece[1:], splits=True)
                 before = piece[1:] or self._ordinary
             else:
-                ids += self.following(piece, self.context(before), is_strict=is_strict)
+                ids += self.following(
+                    piece, self.context(before), is_strict=is_strict, keeps_blanks=keeps_blanks
+                )
                 before += piece
         return np.array(ids, dtype=np.int32)
 
-    def following(self, text: str, context: str, *, is_strict: bool = True) -> list[int]:
+    def following(
+        self, text: str, context: str, *, is_strict: bool = True, keeps_blanks: bool = False
+    ) -> list[int]:
         """Return the ids of a text behind a context.
 
         If the ids of both together begin with those of the context, they are the rest. Otherwise they are ids
@@ -72,10 +87,14 @@ class Joiner:
 
         Args:
             is_strict: False accepts other ids for the text if there are no such ids.
+            keeps_blanks: True keeps the white space that an added token takes away in a whole text
+                (`Encoder.takers`). A sampled response has such white space.
 
         Raises:
             TemplateError: the tokenizer cannot encode the text, or there are no such ids.
         """
+        if keeps_blanks and (kept := self._with_blanks(text, context, is_strict=is_strict)) is not None:
+            return kept
         if not context or not text:
             return self._ids(text)
         before, whole = self._context_ids(context), self._ids(context + text)
@@ -106,9 +125,50 @@ class Joiner:
         if not len(ids):
             return ""
         last = int(ids[-1])
+        if last in self._decoder.unknown:
+            return self._ordinary
         if last in self._decoder.added:
             return self._decoder.added[last]
         return self.context(self._decoder(ids[-_ENOUGH // 8 :])) or self._ordinary
+
+    def takes_blanks(self, context: str, text: str = "") -> bool:
+        """Return True if white space between a context and a text has no ids in the whole text, because an
+        added token beside it takes it away."""
+        none = False, False
+        behind, before = self._added.match(context), self._added.match(text)
+        is_last = behind is not None and not context[behind.end() :].strip()
+        return bool(
+            (is_last and behind and self._takers.get(behind[0], none)[1])
+            or (before and self._takers.get(before[0], none)[0])
+        )
+
+    def _with_blanks(self, text: str, context: str, *, is_strict: bool) -> list[int] | None:
+        """Return the ids of a text behind a context, with the white space that added tokens take away in a
+        whole text. Return None if they take none away, or if no ids keep it."""
+        if not self._takers or not text:
+            return None
+        cuts = [0] if text[0].isspace() and self.takes_blanks(context) else []
+        for found in self._added.finditer(text):
+            before, behind = self._takers.get(found[0], (False, False))
+            cuts += [found.start()] if before and text[: found.start()][-1:].isspace() else []
+            cuts += [found.end()] if behind and text[found.end() :][:1].isspace() else []
+        if not cuts:
+            return None
+        ids = self.following(text[: cuts[0]], context, is_strict=is_strict)
+        for start, end in pairwise([*dict.fromkeys(cuts), len(text)]):
+            after = ids or self._context_ids(context)
+            piece = text[start:end]
+            found_ids = next(
+                (each for each in self._candidates(piece) if self._decoder(each, after=after) == piece), None
+            )
+            if found_ids is None:
+                return None
+            ids = ids + found_ids
+        return ids
+
+    @cached_property
+    def _takers(self) -> dict[str, tuple[bool, bool]]:
+        return self._encoder.takers()
 
     def _split(self, text: str, context: str) -> list[int]:
         """Return the ids of a text behind a context, with special tokens in the text read as ordinary

@@ -158,3 +158,10 @@ def _closings(tag: str) -> list[str]:
 
 def _closes(tag: str, text: str) -> bool:
     return any(end in text for end in _closings(tag))
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """Return a text up to its first stop string. One that closes a tag belongs to the text."""
+    found = [(text.find(stop), stop) for stop in stops]
+    at, stop = min((place for place in found if place[0] >= 0), default=(len(text), ""))
+    return text[: at + len(stop)] if is_closed(stop, text[:at]) else text[:at]

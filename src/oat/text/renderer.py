@@ -8,7 +8,8 @@ A control token is a special token of the tokenizer, or an added token that the 
 Control tokens in messages become ordinary text, so data cannot end a turn or begin another
 (`text/control_tokens.py`). There are three exceptions:
 
-* In the content of an assistant's or a system message, the tokens of `chat_template.OWN` keep their meaning.
+* In the content of an assistant's or a system message, the tokens of `control_tokens.is_own` keep their
+  meaning.
 * In plain prompts (`template=None`), special tokens keep their meaning, because people write their own
   formats there.
 * A template may make a control token from a message's role.
@@ -30,10 +31,10 @@ from oat.text.control_tokens import any_of, marked
 from oat.text.decoding import Decoder, Ids
 from oat.text.encoding import Encoder
 from oat.text.joining import Joiner
-from oat.text.openings import Openings, is_closed, plain_opening
+from oat.text.openings import Openings, cut, plain_opening
 from oat.text.question_forms import Example, Form
-from oat.text.template_study import Turn, check_chatml, look_for_rewriting, study_control, study_turn
-from oat.text.templates import load_template, on_day, proposal
+from oat.text.template_study import Turn, look_for_rewriting, study_control, study_turn
+from oat.text.templates import check_chatml, load_template, on_day, plain_prompt, proposal
 from oat.text.text_ends import text_ends
 from oat.text.vocabulary import num_ids
 from oat.types import Message, Opening
@@ -106,8 +107,8 @@ class Renderer:
         self._encoder = Encoder(tokenizer)
         self._decoder = Decoder(tokenizer, self._encoder)
         self._joiner = Joiner(self._encoder, self._decoder)
-        self._text = partial(self._decoder, keeps_special=special_tokens == "keep")
-        self._pieces: dict[tuple[int, bool], str] = {}
+        self._keeps_special = special_tokens == "keep"
+        self._text = partial(self._decoder, keeps_special=self._keeps_special)
         self.definition: dict[str, Any] = {
             "template": template,
             "system": system,
@@ -128,14 +129,14 @@ class Renderer:
                 "template"
             )
         self._chat = self._openings = None
-        self._turn = Turn(tokenizer.eos_token_id, tokenizer.eos_token or "", tokenizer.eos_token or "")
+        self._turn = Turn(*self._decoder.end)
         if self.template is not None:
             self._chat = ChatTemplate(tokenizer, self._joiner, self.source)
             if template == "chatml":
-                check_chatml(self._chat)
+                check_chatml(tokenizer)
             self._openings = Openings(self._chat)
             self._turn = study_turn(self._chat, self._openings)
-            self._chat.set_control(study_control(self._chat, self.template))
+            self._chat.set_control(study_control(self._chat, self.template), ends=self._turn.ends)
             look_for_rewriting(self._chat, is_refused=has_turns)
         ends = {tokenizer.eos_token_id, self._turn.end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
@@ -170,7 +171,7 @@ class Renderer:
         if given and given == self._last[0]:
             return self._last[1].copy()
         text = self._prompt_text(given)
-        ids = self._plain(text) if self._chat is None else self._joiner.marked(text)
+        ids = self._joiner.plain(text) if self._chat is None else self._joiner.marked(text)
         if not len(ids):
             raise TemplateError(
                 "a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or "
@@ -202,6 +203,8 @@ class Renderer:
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
             text = self._tail([message], is_ended)
+            if is_ended and int(ids[-1]) != self._turn.end_id:  # it may begin the message, as GLM's <|user|>
+                text = text.removeprefix(context)
             # the context was sampled, so nobody could change it if it suits no token
             self._tails[said] = self._follow(text, context, is_strict=False)
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tails[said]])
@@ -219,7 +222,8 @@ class Renderer:
         """
         answered = [*messages, Message("assistant", response)]
         if self._chat is None:
-            return self.loss_mask(answered, prompt=len(messages))[0]
+            ids = self.loss_mask(answered, prompt=len(messages))[0]
+            return np.append(ids, np.array(self._decoder.suffix[1:], np.int32))
         return self._joiner.marked(self._chat.render(self._with_system(answered), generate=False))
 
     def within(self, messages: Sequence[Message], text: str) -> np.ndarray:
@@ -236,8 +240,7 @@ class Renderer:
 
     def opening(self, messages: Sequence[Message]) -> Opening:
         """Return what the prompt of these messages has written of its response, such as `<think>`."""
-        text = self._prompt_text(messages)
-        return self._opening(self._with_system(self._asked(messages)), text)
+        return self._opening(self._with_system(self._asked(messages)), self._prompt_text(messages))
 
     @property
     def prefix(self) -> list[int]:
@@ -247,11 +250,18 @@ class Renderer:
     def is_border(self, before: str, after: str) -> bool:
         """Return True if a prompt may end between two texts: with a template, or if the ids of the first are
         the beginning of the ids of both together."""
-        if self._chat is not None:
-            return True
-        whole = self._encoder.ids(before + after, adds=False)[0]
-        ids = self._encoder.ids(before, adds=False)[0]
-        return whole[: len(ids)] == ids
+        return self._chat is not None or self._encoder.is_border(before, after)
+
+    def written(self, prompt: Sequence[Message], messages: Sequence[Message]) -> str:
+        """Return the text of a prompt and the messages behind it, before the tokenizer reads it."""
+        conversation = [*(self._asked(prompt) if prompt else ()), *messages]
+        if self._chat is None:
+            return "".join(message.content for message in conversation)
+        return self._chat.written(self._with_system(conversation))
+
+    def made_ordinary(self, message: Message) -> list[str]:
+        """Return the special tokens in the content of a message that are read as ordinary text."""
+        return [] if self._chat is None else self._chat.made_ordinary(message)
 
     def reads(self, field: str) -> bool:
         """Return True if the template names a field of messages, such as `tool_calls`."""
@@ -310,7 +320,8 @@ class Renderer:
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
-            ids = self._with_end(self.prompt([Message("user", response)]))
+            ids, start = self.prompt([Message("user", response)]), len(self.prefix)
+            ids = np.concatenate([ids[:start], self._with_end(ids[start:])])
             return ids, np.arange(len(ids)) > 0
         messages = (
             [Message("assistant", response)]
@@ -384,13 +395,7 @@ class Renderer:
         """
         is_kept = np.array([int(i) not in self.stop_ids for i in ids], dtype=bool)
         kept = [int(i) for i in np.asarray(ids)[is_kept]]
-        pieces, before = list[str](), after
-        for id in kept:
-            known = id, self._decoder.begins(before)
-            if known not in self._pieces:
-                self._pieces[known] = self._text([id], before)
-            pieces.append(self._pieces[known])
-            before = [id]
+        pieces = self._decoder.pieces(kept, after, keeps_special=self._keeps_special)
         text = self._text(kept, after)
         found = text_ends(kept, text, partial(self._text, after=after), pieces)
         ends = np.array([0, *found], np.int32)
@@ -406,9 +411,7 @@ class Renderer:
 
     def cut(self, text: str) -> str:
         """Return a text up to its first stop string. One that closes a tag belongs to the text."""
-        found = [(text.find(stop), stop) for stop in self.stop]
-        at, stop = min((place for place in found if place[0] >= 0), default=(len(text), ""))
-        return text[: at + len(stop)] if is_closed(stop, text[:at]) else text[:at]
+        return cut(text, self.stop)
 
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         return messages if self._question is None else self._question.put(messages, self._few_shot)
@@ -419,20 +422,7 @@ class Renderer:
         messages = self._asked(messages)
         if self._chat is not None:
             return self._chat.render(self._with_system(messages), generate=True)
-        if len(messages) != 1 or messages[0].role != "user":
-            roles = ", ".join(message.role for message in messages) or "nothing"
-            raise TemplateError(
-                f"a conversation of {roles} needs a chat template; {proposal(self.tokenizer)}"
-            )
-        return messages[0].content
-
-    def _plain(self, text: str) -> np.ndarray:
-        """Return the ids of a plain prompt, without the end-of-text that some tokenizers add."""
-        ids, added = self._encoder.ids(text, adds=True)
-        while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
-            ids.pop()
-            added.pop()
-        return np.array(ids, dtype=np.int32)
+        return plain_prompt(messages, self.tokenizer)
 
     def _opening(self, asked: Sequence[Message], text: str) -> Opening:
         return plain_opening(text) if self._openings is None else self._openings.of(asked, text)
@@ -457,27 +447,38 @@ class Renderer:
         if is_last or self._turn.later_text == self._turn.end_text:
             ids = self._ended(text, context)
             return ids, len(ids)
-        ids = self._follow(text, context)
+        ids = self._said(text, context)
         end = self._follow(self._turn.later_text, self._joiner.context(context + text))
         return np.concatenate([ids, end]), len(ids)
 
     def _ended(self, text: str, context: str) -> np.ndarray:
         """Return the ids of the text of a response, with the end of its turn."""
         if self._chat is None:
-            return self._with_end(self._follow(text, context))
-        return self._follow(text + self._turn.end_text, context)
+            return self._with_end(self._said(text, context))
+        return self._said(text + self._turn.end_text, context)
 
     def _with_end(self, ids: np.ndarray) -> np.ndarray:
-        return ids if self._turn.end_id is None else np.append(ids, np.int32(self._turn.end_id))
+        """Return the ids of a plain response with an end, unless they have one, as those of many data."""
+        if self._turn.end_id is None or set(ids[-1:].tolist()) & self.stop_ids:
+            return ids
+        return np.append(ids, np.int32(self._turn.end_id))
 
-    def _follow(self, text: str, context: str, *, is_strict: bool = True) -> np.ndarray:
+    def _said(self, text: str, context: str) -> np.ndarray:
+        """Return the ids of the text of a response. The tokenizer may take away the white space that the
+        template writes before it, but not its own."""
+        own = text.removeprefix(self._turn.lead)
+        said = own if self._joiner.takes_blanks(context, own) else text
+        return self._follow(said, context, keeps_blanks=True)
+
+    def _follow(self, text: str, context: str, **how: bool) -> np.ndarray:
         if self._chat is not None:
-            return self._joiner.marked(text, context, is_strict=is_strict)
-        return np.array(self._joiner.following(text, context, is_strict=is_strict), dtype=np.int32)
+            return self._joiner.marked(text, context, **how)
+        return np.array(self._joiner.following(text, context, **how), dtype=np.int32)
 
     def _is_ended(self, ids: np.ndarray) -> bool:
-        """Return True if ids end with the token that ends a turn."""
-        return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
+        """Return True if ids end with a token that ends a turn. The end-of-text of a document does not."""
+        last = int(ids[-1]) if len(ids) else -1
+        return last == self._turn.end_id or last in self.stop_ids - {self.tokenizer.eos_token_id}
 
     def _tail(self, messages: Sequence[Message], is_ended: bool) -> str:
         """Return the text that follows a response: the end of its turn, the messages, and the generation

@@ -45,6 +45,11 @@ class Turn:
     begun: str = ""
 
     @property
+    def ends(self) -> str:
+        """The texts that the template writes behind a response."""
+        return self.later_text + self.closing
+
+    @property
     def trailing(self) -> str:
         """The text that the template writes after the end of a turn, often a line break."""
         return self.closing.removeprefix(self.end_text) if self.closing.startswith(self.end_text) else ""

@@ -2,11 +2,12 @@
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from oat.errors import TemplateError, did_you_mean
 from oat.files import seen
+from oat.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -99,6 +100,20 @@ def on_day(template: str, date: datetime.date) -> str:
     return source
 
 
+def check_chatml(tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Check that each token of the ChatML template is one token of a tokenizer.
+
+    Raises:
+        TemplateError: one is none.
+    """
+    for token in CHATML_TOKENS:
+        if len(tokenizer(token, add_special_tokens=False)["input_ids"]) != 1:
+            raise TemplateError(
+                f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
+                f"to the tokenizer and the model, or {proposal(tokenizer)}"
+            )
+
+
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
     """Return advice for an error message. It names the templates that can work with a tokenizer."""
     ours = [
@@ -107,3 +122,15 @@ def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
     ]
     last = "a .jinja file that ends turns with {{ eos_token }}" if tokenizer.eos_token else "a .jinja file"
     return f'set `render.template` to {" or ".join([*ours, last])} (docs/data.md, "Chat templates")'
+
+
+def plain_prompt(messages: Sequence[Message], tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Return the text of a prompt that has no template.
+
+    Raises:
+        TemplateError: it is more than one message of a user.
+    """
+    if len(messages) != 1 or messages[0].role != "user":
+        roles = ", ".join(message.role for message in messages) or "nothing"
+        raise TemplateError(f"a conversation of {roles} needs a chat template; {proposal(tokenizer)}")
+    return messages[0].content
