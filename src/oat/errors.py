@@ -84,11 +84,20 @@ class RefusalError(OracleError):
         status: HTTP status of the service's reply.
         said: beginning of the reply's text.
         names_logprobs: True if the reply names log-probabilities.
+        is_of_one: True if the error is certainly about this request alone.
     """
 
-    def __init__(self, message: str, status: int, said: str, names_logprobs: bool = False):
-        super().__init__(message, status, said, names_logprobs)
-        self.status, self.said, self.names_logprobs = status, said, names_logprobs
+    def __init__(
+        self,
+        message: str,
+        status: int,
+        said: str,
+        names_logprobs: bool = False,
+        is_of_one: bool = False,
+    ):
+        super().__init__(message, status, said, names_logprobs, is_of_one)
+        self.status, self.said = status, said
+        self.names_logprobs, self.is_of_one = names_logprobs, is_of_one
 
     def __str__(self) -> str:
         return printable(_bounded(str(self.args[0])))

@@ -216,9 +216,19 @@ def outcome(load: Callable[[], Any]) -> tuple[Any, str, list[str]]:
 
 
 @pytest.mark.sample(
-    *("an adapter-*", "penalties-lm", "weights in *-lm", "more tensors*-lm", "shards that*-lm"),
-    *("tensors twice*-lm", "quantised by the configuration-*", "quantised weights-lm", "settings*-lm"),
-    *("the model again*-lm", "one tensor*-reward", "a configuration*-lm", "parts of processes-lm"),
+    "an adapter-*",
+    "penalties-lm",
+    "weights in *-lm",
+    "more tensors*-lm",
+    "shards that*-lm",
+    "tensors twice*-lm",
+    "quantised by the configuration-*",
+    "quantised weights-lm",
+    "settings*-lm",
+    "the model again*-lm",
+    "one tensor*-reward",
+    "a configuration*-lm",
+    "parts of processes-lm",
     seconds=4.0,
 )
 @pytest.mark.parametrize("kind", ["lm", "reward"])

@@ -339,10 +339,7 @@ def test_one_refused_question_does_not_end_the_run(judge: Callable[..., Judge]) 
         assert ask(oracle, *questions(("good", "bad")))[0].marks == ("ok",)
         with pytest.warns(OatWarning, match="longer than the context"):
             answers = ask(oracle, *questions(("good", "bad"), ("long", "b")))
-        assert [(answer.marks, answer.tokens > 0) for answer in answers] == [
-            (("ok",), True),
-            (("failed",), False),
-        ]
+        assert [answer.marks for answer in answers] == [("ok",), ("failed",)]
 
 
 def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
@@ -375,7 +372,7 @@ def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]
         tickets = oracle.submit(questions(("a", "b"), ("c", "d"), ("e", "f")))
         with pytest.raises(OracleError, match="no such field"):
             oracle.collect(tickets, 20.0)
-        assert len(model.shown) == 3
+        assert len(model.shown) == 4, "and one question of the judge's own"
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -408,7 +405,7 @@ def test_an_endpoint_that_refuses_from_the_start(judge: Callable[..., Judge], st
         pytest.raises(OracleError, match=hint),
     ):
         ask(judge(url, orders="one", reads="logprobs"), *questions(("a", "b")))
-    assert len(model.shown) == 1, "a refusal is not tried again"
+    assert len({shown.text for shown in model.shown}) == len(model.shown), "a refusal is not tried again"
 
 
 def test_an_endpoint_that_is_gone(judge: Callable[..., Judge]) -> None:

@@ -1,6 +1,7 @@
 """What the oracle `judge` does when its endpoint refuses: it asks without log-probabilities, or the run ends
 to be continued."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from faulty_server import Reply
 from fixtures import make_group, make_questions
 from judge_shapes import USAGE, ZERO, reply
 from openai_server import Says, Shown, completion, judging
-from service_errors import OF_ALL, OF_ONE, body
+from service_errors import OF_ALL, OF_ALL_IN_WORDS, OF_ONE, body
 
 from oat.errors import ClosedError, OatWarning, OracleError, OutageError
 from oat.oracles.judge import Judge
@@ -27,7 +28,8 @@ def judge() -> Iterator[Callable[..., Judge]]:
     made: list[Judge] = []
 
     def make(url: str, **options: Any) -> Judge:
-        made.append(Judge(**{"model": "m", "url": url, "orders": "one", "timeout_s": 5.0, **options}))
+        given = {"model": "m", "url": url, "orders": "one", "timeout_s": 5.0, **options}
+        made.append(Judge(**{name: value for name, value in given.items() if value is not None}))
         return made[-1]
 
     yield make
@@ -47,7 +49,7 @@ def ask(oracle: Any, *asked: Question) -> list[Answer]:
     return [found[ticket] for ticket in tickets]
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 422, 501])
+@pytest.mark.parametrize("status", [400, 403, 404, 422, 500, 501])
 def test_log_probabilities_that_are_refused_are_asked_for_once(
     judge: Callable[..., Judge], status: int
 ) -> None:
@@ -68,9 +70,10 @@ def test_log_probabilities_that_are_refused_are_asked_for_once(
 @pytest.mark.parametrize("status", [400, 403, 404, 422])
 def test_another_refusal_says_nothing_of_log_probabilities(judge: Callable[..., Judge], status: int) -> None:
     with judging(lambda shown: Reply(b"no such region", status=status)) as (_, model, url):
-        with pytest.raises(OracleError, match="no such region"):
+        with pytest.raises(ClosedError, match="no such region"):
             ask(judge(url), *questions(("a", "b")))
-        assert len(model.shown) == 1
+        assert len(model.shown) == (1 if status == 404 else 2), "a question of the judge's own comes second"
+        assert len({shown.text for shown in model.shown}) == len(model.shown)
 
 
 def test_log_probabilities_that_are_refused_later_are_told(judge: Callable[..., Judge]) -> None:
@@ -98,14 +101,15 @@ def test_a_score_of_several_digits_needs_no_log_probabilities(judge: Callable[..
         assert not any("logprobs" in shown.body for shown in model.shown)
 
 
-@pytest.mark.sample("openrouter", "openai: quota", "an error within a reply", seconds=2.0)
-@pytest.mark.parametrize("name", [*OF_ALL, "an error within a reply"])
+@pytest.mark.sample("openrouter", "openai: quota", "an error within a reply", "nothing", "a list", seconds=2)
+@pytest.mark.parametrize("name", [*OF_ALL, *OF_ALL_IN_WORDS, "an error within a reply"])
 def test_an_error_that_all_would_meet_ends_the_run_to_be_continued(
     judge: Callable[..., Judge], name: str
 ) -> None:
     """In the middle of a run the endpoint refuses every question. What was answered is returned, no question
     fails or is paid for, and the error is that of an outage. Later the same questions are answered."""
-    status, said = OF_ALL.get(name, (200, {"error": {"code": 402, "message": "Insufficient credits"}}))
+    within = (200, {"error": {"code": 402, "message": "Insufficient credits"}})
+    status, said = {**OF_ALL, **OF_ALL_IN_WORDS}.get(name, within)
     is_open = True
 
     def says(shown: Shown) -> Says | Reply:
@@ -121,29 +125,93 @@ def test_an_error_that_all_would_meet_ends_the_run_to_be_continued(
                 found |= dict(oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0))
         assert isinstance(raised.value, OutageError)
         assert [answer.marks for answer in found.values()] in ([], [("ok",)])
-        assert len(model.shown) <= 4, "none is tried again"
+        assert len({shown.text for shown in model.shown}) == len(model.shown), "none is tried again"
         is_open = True
         again = ask(judge(url), *asked)
         assert [answer.marks for answer in again] == [("ok",)] * 3
 
 
-@pytest.mark.parametrize(
-    "name", ["openai: context", "azure: filter", "openrouter: moderation", "pydantic", "tgi"]
-)
+ONE = [name for name, (status, _) in OF_ONE.items() if status not in (429, 500, 503)]
+
+
+@pytest.mark.sample("azure: filter", "pydantic", "the question's own words", "a firewall", seconds=1.0)
+@pytest.mark.parametrize("name", [*ONE, "a firewall"])
 def test_an_error_of_one_question_fails_it_alone(judge: Callable[..., Judge], name: str) -> None:
-    status, said = OF_ONE[name]
+    """The others are answered, wherever the refused one stands, also if it is asked alone. The cost of the
+    judge's own question is counted."""
+    status, said = OF_ONE.get(name, (403, "<html>blocked</html>"))
     with judging(lambda shown: Reply(body(said), status=status) if "bad" in shown.text else FIRST) as (
         _,
-        _,
+        model,
         url,
     ):
-        with pytest.warns(OatWarning, match="counts as failed"):
-            answers = ask(judge(url), *questions(("a", "b"), ("bad", "c"), ("d", "e")))
-        assert [(answer.marks, answer.tokens > 0) for answer in answers] == [
-            (("ok",), True),
-            (("failed",), False),
-            (("ok",), True),
-        ]
+        asked = questions(("a", "b"), ("bad", "c"), ("d", "e"), ("bad", "f"))
+        for batch in asked, asked[1:2]:
+            oracle, before = judge(url), sum(map(sum, model.tokens))
+            with pytest.warns(OatWarning, match="counts as failed"):
+                answers = ask(oracle, *batch)
+            bad = ["bad" in question.candidates for question in batch]
+            assert [answer.marks for answer in answers] == [("failed",) if each else ("ok",) for each in bad]
+            assert sum(answer.tokens for answer in answers) == sum(map(sum, model.tokens)) - before
+            prices = [oracle.price(question) for question in batch]
+            assert all(answer.tokens <= most.tokens for answer, most in zip(answers, prices, strict=True))
+
+
+def test_a_reply_that_was_under_way_is_no_sign_that_the_endpoint_answers(
+    judge: Callable[..., Judge],
+) -> None:
+    """The key ends while a call is under way. Its reply comes after the other questions were refused."""
+
+    def says(shown: Shown) -> Says | Reply:
+        if "slow" in shown.text:
+            return Reply(completion(FIRST), delay_s=0.3)
+        return FIRST if "opening" in shown.text else Reply(b"expired", status=400)
+
+    with judging(says) as (_, _, url):
+        oracle = judge(url)
+        ask(oracle, *questions(("opening", "x")))
+        tickets, found = oracle.submit(questions(("slow", "x"), ("a", "b"), ("c", "d"))), dict[str, Answer]()
+        with pytest.raises(ClosedError, match="expired"):  # noqa: PT012
+            while len(found) < len(tickets):
+                found |= dict(oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0))
+        assert [answer.marks for answer in found.values()] == [("ok",)], "it is paid, and kept"
+
+
+@pytest.mark.parametrize(("size", "credit", "status"), [(4, 4, 400), (4, 7, 402), (16, 16, 402)])
+def test_a_small_credit_brings_answers(
+    judge: Callable[..., Judge], size: int, credit: int, status: int
+) -> None:
+    """Each start of a run finds a credit for some calls. It brings answers. At most the calls of as many
+    questions as were answered, and one more, are paid for nothing."""
+    texts = [f"response {number}" for number in range(size)]
+    left = make_questions([make_group(n, *texts) for n in range(3)], "score", 0, oracle="judge")
+    limit = 0
+
+    def says(shown: Shown) -> Says | Reply:
+        return "7" if shown.number < limit else Reply(b"it is over", status=status)
+
+    lives = 0
+    while left and (lives := lives + 1) < 9:
+        with judging(says) as (_, model, url):
+            oracle, found, limit = judge(url, mode="score", orders=None), dict[str, Answer](), credit
+            tickets = oracle.submit(left)
+            with contextlib.suppress(ClosedError):
+                while len(found) < len(tickets):
+                    found |= dict(oracle.collect([each for each in tickets if each not in found], 20.0))
+            assert all(answer.marks == ("ok",) * size for answer in found.values())
+            assert len(found) >= 1
+            assert len(model.tokens) <= (2 * len(found) + 1) * size
+            left = [question for question in left if str(question.key) not in found]
+    assert not left
+
+
+def test_a_reply_in_an_unknown_coding_ends_the_run(judge: Callable[..., Judge]) -> None:
+    """All further ones would have it, and each would be paid for nothing."""
+    says = Reply(b"\x0b\x02\x80", headers={"content-encoding": "br"})
+    with judging(lambda shown: says) as (_, model, url):
+        with pytest.raises(ClosedError, match=r"compressed \(br\)"):
+            ask(judge(url), *questions(("a", "b"), ("c", "d")))
+        assert len(model.shown) == 1
 
 
 @pytest.mark.parametrize("status", [401, 402, 404])

@@ -12,7 +12,8 @@ from faulty_server import Reply
 from fixtures import make_group, make_questions
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from judge_shapes import PROVIDERS, reply
+from judge_forms import ENDS, FORMS, STREAMS, codings, stream
+from judge_shapes import PROVIDERS, USAGE, reply
 from judge_spellings import SCORES, SPELLINGS
 from openai_server import Shown, judging
 
@@ -56,19 +57,52 @@ def test_scores(name: str) -> None:
     assert mean == (None if score is None else pytest.approx(score, abs=1e-9))
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_a_field_of_another_form_loses_no_reply(name: str) -> None:
+    body, value = FORMS[name]
+    assert first_wins(read(body)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_is_joined(name: str) -> None:
+    found = read_completion(STREAMS[name])
+    assert first_wins(read_reply(found, COMPARED, "logprobs")) == pytest.approx(0.8)
+    assert (found.prompt_tokens, found.completion_tokens) == (
+        USAGE["prompt_tokens"],
+        USAGE["completion_tokens"],
+    )
+
+
+def test_a_stream_that_was_cut_is_no_reply() -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "0"}, "finish_reason": None}]}
+    for raw in stream(chunk, end=""), stream(chunk, end="data: {"), stream(3), b"data: [DONE]\n", b"data:":
+        with pytest.raises(ValueError, match=r"stream|Expecting"):
+            read_completion(raw)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_ends_that_take_the_verdict(end: str) -> None:
+    for finish in ENDS[end]:
+        found = read_completion(json.dumps(reply("0", finish=finish)).encode())
+        assert found.end == end
+        assert found.finish == (finish if isinstance(finish, str) else finish["reason"])
+
+
 NOISE = [b"", b"\xef\xbb\xbf", b"\n\n  ", b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n"]
 
 
 @pytest.mark.parametrize("mode", ["compare", "score"])
 def test_all_of_them_over_the_wire(mode: Any) -> None:
-    """A judge gets each reply of the tables from a server, after noise that keeps the connection open. None
-    is asked for again."""
+    """A judge gets each reply of the tables from a server, after noise that keeps the connection open, and
+    compressed in many ways. None is asked for again."""
     shapes = [*SHAPES.values()] if mode == "compare" else [s[:2] for s in SCORES.values() if s[2] == (0, 9)]
     groups = [make_group(n, f"case {n}", *["other"] * (mode == "compare")) for n in range(len(shapes))]
 
     def says(asked: Shown) -> Reply:
         number = int(re.findall(r"case (\d+)", asked.text)[0])
-        return Reply(NOISE[number % 4] + json.dumps(shapes[number][0]).encode() + b"\r\n" * (number % 3))
+        raw = NOISE[number % 4] + json.dumps(shapes[number][0]).encode() + b"\r\n" * (number % 3)
+        headers, sent = codings(raw)[number % 8]
+        return Reply(sent, headers=headers)
 
     with judging(says) as (_, model, url):
         judge = Judge(model="m", url=url, mode=mode, invalid="skip", timeout_s=10.0, **ORDER[mode])

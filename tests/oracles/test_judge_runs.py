@@ -242,18 +242,19 @@ def test_a_deadline_ends_after_an_outage(
 
 
 @pytest.mark.sample("judge-402", seconds=5.3)
-@pytest.mark.parametrize("status", [402, 401])
+@pytest.mark.parametrize("status", [402, 400])
 @pytest.mark.parametrize("name", ["judge", "mixture"])
 def test_a_run_whose_credit_is_used_up_is_continued_by_the_same_command(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, status: int
 ) -> None:
-    """The endpoint refuses every question in the third step. The run saves its state and ends. With credit
-    again, the same command asks what is unanswered, and ends as the run that was never refused."""
+    """The endpoint refuses every question in the third step, and no words say why. The run saves its state
+    and ends. With credit again, the same command asks what is unanswered, and ends as the run that was never
+    refused."""
     limit = math.inf
 
     def says(shown: Shown) -> Says | Reply:
         is_open = len(model.tokens) < limit
-        return counts("a")(shown) if is_open else Reply(b"Insufficient credits", status=status)
+        return counts("a")(shown) if is_open else Reply(b"It is over.", status=status)
 
     digests, paid = [], []
     with judging(says) as (_, model, url):

@@ -10,10 +10,10 @@ a fault. There are two kinds of faults:
    large or malformed. The request may be the reason, so the call ends after `max_tries` failed tries. If a
    caller sets `counts_gateways`, a try with 502 or 504 also counts as failed.
 
-Every other status is an answer: a reply 2xx is read, and any other reply is a refusal. So are 501 if it names
-log-probabilities, and 429 if its code says that the credit is used up (`refusals.py`). If every other request
-would be refused too, the error is a `ClosedError`. An error within a reply 200 counts with its own status.
-Redirects are not followed, and replies are not decompressed.
+Every other status is an answer: a reply 2xx is read, and any other reply is a refusal. So are 500 and 501 if
+they name log-probabilities, and 429 if its code says that the credit is used up (`refusals.py`). If every
+other request would be refused too, the error is a `ClosedError`. An error within a reply 200 counts with its
+own status. Redirects are not followed. A reply that is compressed unasked is decompressed (http_bodies.py).
 
 An outage is a time in which no URL gives an answer. It begins with the first fault of either kind. It ends
 with the next answer, or when no call is under way.
@@ -52,7 +52,8 @@ import httpx2
 from oat.config.secrets import Hider
 from oat.errors import ClosedError, ConfigError, NoReplyError, OutageError, RefusalError
 from oat.oracles.base import Mean
-from oat.oracles.refusals import ErrorInReply, concerns_all, names_logprobs, retry_after_s
+from oat.oracles.http_bodies import decoded
+from oat.oracles.refusals import ErrorInReply, concerns_all, concerns_one, names_logprobs, retry_after_s
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ _AWAY = (429, 502, 503, 504)
 _GATEWAY = (502, 504)
 _AGAIN = (408, 409, 425)
 _EXCERPT = 200
+ASKED_AGAIN = ", and run the same command again: what is unanswered is asked again"
 _TICK_S = 0.05
 
 
@@ -389,7 +391,10 @@ class HttpClient:
                     if size > self._max_reply_bytes:
                         raise _Fault(f"a reply of more than {self._max_reply_bytes} bytes")
                 rest_s = retry_after_s(response.headers.get("retry-after", ""))
-                return response.status_code, b"".join(parts), rest_s
+                status, coding = response.status_code, response.headers.get("content-encoding", "")
+                return status, decoded(b"".join(parts), coding, self._max_reply_bytes, status), rest_s
+        except ValueError as error:
+            raise _Fault(str(error)) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
             raise _Fault(f"no connection ({error})", is_away=True) from None
         except httpx2.TransportError as error:
@@ -410,26 +415,23 @@ class HttpClient:
         raise self._error(url, path, status, reply, has_rest)
 
     def _error(self, url: _Url, path: str, status: int, reply: bytes, has_rest: bool) -> Exception:
-        """Return the fault, or the refusal, of a reply with an error.
-
-        Args:
-            has_rest: the reply has `Retry-After`.
-        """
+        """Return the fault, or the refusal, of a reply with an error. `has_rest`: it has `Retry-After`."""
         is_of_all = concerns_all(status, reply, has_rest=has_rest)
-        of_logprobs = (status < 500 or status == 501) and names_logprobs(reply)
+        of_logprobs = status <= 501 and names_logprobs(reply)
         is_fault = status in _AWAY or status in _AGAIN or (status >= 500 and not of_logprobs)
         said = self._excerpt(reply)
         if is_fault and not is_of_all:
             return _Fault(f"status {status}{said}", is_away=status in _AWAY, status=status)
         if status in (401, 403):
             said = Hider({}).text(said) + self._of_token()
-        again = ", and run the same command again: what is unanswered is asked again" if is_of_all else ""
+        again = ASKED_AGAIN if is_of_all else ""
         return (ClosedError if is_of_all else RefusalError)(
             f"{url.address}{path} refused with status {status}{said}; mend the request, or look at the "
             f"service{again}",
             status,
             said,
             of_logprobs,
+            concerns_one(status, reply),
         )
 
     def _of_token(self) -> str:

@@ -35,7 +35,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from functools import partial
@@ -47,12 +47,13 @@ from oat.errors import (
     NoReplyError,
     OatError,
     OracleError,
+    OutageError,
     RefusalError,
     warn,
 )
 from oat.oracles.base import Mean, Oracle
 from oat.oracles.http_client import HttpClient
-from oat.oracles.judge_calls import Call, OpenQuestion
+from oat.oracles.judge_calls import REFUSES_ALL, Call, Calls, OpenQuestion, own_question
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import ChatCompletion, read_completion
@@ -62,7 +63,7 @@ from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
-_NO_LOGPROBS = (400, 403, 404, 422, 501)
+_NO_LOGPROBS = (400, 403, 404, 422, 500, 501)
 """Statuses with which an endpoint may refuse to give log-probabilities."""
 _READING = 3
 """The version of how replies are read. Answers that were read in another way are not used again."""
@@ -111,9 +112,8 @@ class Judge(Oracle):
         self._refuses_logprobs = False
         self._changed = threading.Condition()
         self._open: dict[str, OpenQuestion] = {}
-        self._under_way = 0
+        self._flow = Calls(c.concurrency)
         self._is_bound = False
-        self._has_answered = False
         self._warned = set[str]()
         self._replies = 0
         self._invalid = 0
@@ -156,10 +156,8 @@ class Judge(Oracle):
         ]
         with self._changed:
             self._open |= {str(opened.question.key): opened for opened in asked}
-            self._under_way += sum(opened.left for opened in asked)
-        for opened in asked:
-            for call in opened.calls:
-                self._ask(opened, call)
+            self._flow.add(asked)
+        self._go_on()
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
@@ -169,12 +167,10 @@ class Judge(Oracle):
 
         Raises:
             OutageError: the endpoint has not answered for `max_outage_s`.
-            ClosedError: the endpoint refuses every question, for example for the key or the credit.
-            OracleError: every question would meet the same error. There are three cases:
-                * The endpoint has refused a request, it has answered none so far, and no other call is under
-                  way.
-                * `reads` is "logprobs", and the endpoint gives no log-probabilities.
-                * The HTTP client fails.
+            ClosedError: the endpoint refuses every question, for example for the key or the credit, and no
+                other call is under way.
+            OracleError: `reads` is "logprobs", and the endpoint gives no log-probabilities; or the HTTP
+                client fails.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
@@ -196,19 +192,13 @@ class Judge(Oracle):
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """Return True if all calls of a question have ended, and the judge knows whether their errors end the
-        run.
-
-        Before the endpoint's first answer, a refusal may be due to this question or may meet all questions.
-        The judge knows which as soon as the endpoint answers a call, or no call is under way.
-        """
-        if ticket not in self._open or self._open[ticket].left:
+        """Return True if all calls of a question have ended, and no refusal of them is open. A question that
+        ends the run comes after the calls under way: their replies are paid for, and may be answers."""
+        opened = self._open.get(ticket)
+        if opened is None or opened.left or any(call.refused_at is not None for call in opened.calls):
             return False
-        is_refused = any(
-            isinstance(call.error, RefusalError) and not isinstance(call.error, ClosedError)
-            for call in self._open[ticket].calls
-        )
-        return self._has_answered or not is_refused or not self._under_way
+        is_closed = any(isinstance(call.error, ClosedError) for call in opened.calls)
+        return not is_closed or not self._flow.under_way
 
     def _calls(self, question: Question) -> list[Call]:
         c, calls = self.config, list[Call]()
@@ -246,6 +236,46 @@ class Judge(Oracle):
         is_turned = hashlib.sha256(json.dumps([self.config.model, texts]).encode()).digest()[0] & 1
         return (1, 0) if (question.candidates[0] == texts[0]) == is_turned else (0, 1)
 
+    def _go_on(self) -> None:
+        """Send the calls that are due, or the judge's own question about refusals."""
+        with self._changed:
+            due, refused = self._flow.due(), self._flow.to_probe()
+        for opened, call in due:
+            self._ask(opened, call)
+        if refused is not None:
+            self._probe(refused)
+
+    def _probe(self, refused: Call) -> None:
+        """Ask a short question of the judge's own (head of judge_calls.py). A refused call has a try left, so
+        the try of this question is counted there, with at most what is set aside for a try."""
+        c, own = self.config, self._calls(own_question(self.answers))[0]
+        own.bound = min(own.bound, refused.bound)
+        with self._changed:
+            self._flow.sends(own)
+        failed = partial(refused.took, own.bound, c.max_tokens)
+        future = self._post(own, self._reads == "logprobs", 1, failed)
+        future.add_done_callback(partial(self._probed, refused, own))
+
+    def _probed(self, refused: Call, own: Call, future: "Future[ChatCompletion]") -> None:
+        """Take the end of the judge's own question. This runs on the client's thread."""
+        if future.cancelled():
+            return
+        error, first = future.exception(), refused.error
+        with self._changed:
+            self._flow.probed()
+            if error is None:
+                refused.took(*own.counted(future.result(), self.config.max_tokens))
+            if isinstance(error, RefusalError) and isinstance(first, RefusalError):
+                self._flow.end(
+                    ClosedError(REFUSES_ALL.format(first.status, first.said), first.status, first.said)
+                )
+            elif isinstance(error, OutageError):
+                self._flow.end(error)
+            else:
+                self._flow.explain(own.sent)
+            self._changed.notify_all()
+        self._go_on()
+
     def _ask(self, opened: OpenQuestion, call: Call, *, has_logprobs: bool | None = None) -> None:
         """Send a call.
 
@@ -256,6 +286,20 @@ class Judge(Oracle):
         c, wants = self.config, has_logprobs
         if wants is None:
             wants = self._has_logprobs is not False and not self._refuses_logprobs
+        future = self._post(call, wants, c.tries - call.tries, lambda: call.took(call.bound, c.max_tokens))
+        future.add_done_callback(partial(self._ended, opened, call, wants))
+
+    def _post(
+        self, call: Call, wants: bool, tries: int, has_failed: Callable[[], None]
+    ) -> "Future[ChatCompletion]":
+        """Send the request of a call.
+
+        Args:
+            wants: True asks for log-probabilities.
+            tries: largest number of tries.
+            has_failed: called after each failed try.
+        """
+        c = self.config
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
         body = {
             "model": c.model,
@@ -266,16 +310,15 @@ class Judge(Oracle):
             **c.extra,
         }
         sent = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
-        future = self._client.post(
+        return self._client.post(
             _PATH,
             sent,
             read_completion,
             deadline_s=c.max_outage_s + c.tries * c.timeout_s,
-            max_tries=c.tries - call.tries,
-            has_failed=lambda: call.took(call.bound, c.max_tokens),
+            max_tries=tries,
+            has_failed=has_failed,
             counts_gateways=self._is_bound,
         )
-        future.add_done_callback(partial(self._ended, opened, call, wants))
 
     def _ended(
         self, opened: OpenQuestion, call: Call, wanted: bool, future: "Future[ChatCompletion]"
@@ -309,10 +352,9 @@ class Judge(Oracle):
                 else OracleError(f"the judge's client failed: {type(error).__name__}")
             )
         with self._changed:
-            opened.left -= 1
-            self._under_way -= 1
+            self._flow.has_ended(opened, call)
             self._changed.notify_all()
-        return None
+        return self._go_on()
 
     def _take_reply(self, call: Call, reply: ChatCompletion, wanted: bool) -> None:
         """Set the value or the error of a call from a reply, and count the tokens of the try.
@@ -321,9 +363,8 @@ class Judge(Oracle):
             wanted: True if the request asked for log-probabilities.
         """
         c = self.config
-        counts = ((reply.prompt_tokens, call.bound), (reply.completion_tokens, c.max_tokens))
-        call.took(*(most if count is None else count for count, most in counts))
-        call.is_uncounted |= any(count is None for count, _ in counts)
+        call.took(*call.counted(reply, c.max_tokens))
+        call.is_uncounted |= None in (reply.prompt_tokens, reply.completion_tokens)
         has_tokens = reply.tokens is not None
         is_without = not has_tokens and bool(reply.answer) and reply.end != "broken"
         if is_without and wanted and self._reads == "logprobs" and not self._has_logprobs:
@@ -338,7 +379,6 @@ class Judge(Oracle):
             self._refuses_logprobs = True
         elif is_without and self._has_logprobs is None:
             self._has_logprobs = False
-        self._has_answered = True
         self._replies += 1
         self._read(call, reply)
         call.said, call.lacks = self._masked(reply.said)[:_SHOWN], self._masked(call.lacks)
@@ -365,8 +405,6 @@ class Judge(Oracle):
             error = call.error
             if isinstance(error, ClosedError):
                 return ClosedError(f"the judge {self.config.model}: {error}", error.status, error.said)
-            if isinstance(error, RefusalError) and not self._has_answered:
-                return OracleError(f"the judge {self.config.model}: {error}")
             if error is not None and not isinstance(error, NoReplyError | RefusalError):
                 return error
         return None

@@ -1,10 +1,32 @@
-"""The calls of a judge's endpoint that are under way, and the warnings about those that have ended."""
+"""The calls of a judge's endpoint: their order, what their refusals mean, and the warnings about them.
+
+**Order.** Questions begin in the order in which they were asked. No more questions are begun and unfinished
+than are finished, plus one. So if the credit ends, no more questions lose replies that are paid than have
+answers, plus one; and a credit for the calls of one question brings an answer.
+
+**Refusals.** A refused question may be the reason for its refusal, or every question may meet the error.
+Words do not tell these apart. So the refusal is open until the endpoint has answered another call that was
+sent after the refusal came: then the question alone fails. If no other call is under way or waits, the judge
+asks a short question of its own. If the endpoint answers it, the refused questions fail. If the endpoint
+refuses it too, every question would meet the error: the run ends, and no question fails.
+"""
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from oat.errors import OatError
-from oat.types import Question
+from oat.errors import ClosedError, NoReplyError, OatError, RefusalError
+from oat.oracles.http_client import ASKED_AGAIN
+from oat.oracles.judge_replies import ChatCompletion
+from oat.types import Key, Kind, Message, Question
+
+_MOST_OPEN = 8
+"""Number of open refusals with which the judge asks its own question while other calls are under way."""
+REFUSES_ALL = (
+    "it refuses every question, also a short one of oat's own, with status {}{}; mend the request, or look "
+    f"at the service{ASKED_AGAIN}"
+)
 
 
 @dataclass(eq=False)
@@ -26,6 +48,9 @@ class Call:
         value: the probability that the response shown first wins, or the score; None until there is one.
         tie: the probability of the verdict that neither is better.
         error: the error that ended the call; None if there is none.
+        sent: the call is the one with this number that was sent.
+        refused_at: number of calls that were sent before the call was refused, if the refusal is open (head
+            of this file); None otherwise.
     """
 
     order: tuple[int, ...]
@@ -40,12 +65,19 @@ class Call:
     value: float | None = None
     tie: float = 0.0
     error: OatError | None = None
+    sent: int = 0
+    refused_at: int | None = None
 
     def took(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count one more try and its tokens."""
         self.tries += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
+
+    def counted(self, reply: ChatCompletion, max_tokens: int) -> tuple[int, int]:
+        """Return the tokens that a reply took: those that it states, or the most that a try can take."""
+        prompt, completion = reply.prompt_tokens, reply.completion_tokens
+        return self.bound if prompt is None else prompt, max_tokens if completion is None else completion
 
     def complaints(self, judge: str, max_tokens: int, *, is_priced: bool) -> dict[str, str]:
         """Return the warnings about the call, by kind.
@@ -88,3 +120,113 @@ class OpenQuestion:
     calls: list[Call]
     left: int
     since: float = field(default_factory=time.monotonic)
+
+
+class Calls:
+    """The calls that wait or are under way, and the open refusals (head of this file). The caller holds a
+    lock.
+
+    Args:
+        concurrency: largest number of calls under way.
+
+    Attributes:
+        under_way: number of calls under way.
+    """
+
+    def __init__(self, concurrency: int):
+        self.under_way = 0
+        self._concurrency = concurrency
+        self._waiting = deque[tuple[OpenQuestion, Call]]()
+        self._begun = set[OpenQuestion]()
+        self._finished = 0
+        self._sent = 0
+        self._refused: list[Call] = []
+        self._is_probing = False
+
+    def add(self, questions: Sequence[OpenQuestion]) -> None:
+        """Let the calls of questions wait."""
+        self._waiting.extend((opened, call) for opened in questions for call in opened.calls)
+
+    def due(self) -> list[tuple[OpenQuestion, Call]]:
+        """Return the calls to send now, in order."""
+        found = []
+        while self._waiting and self.under_way < self._concurrency:
+            opened, call = self._waiting[0]
+            if opened not in self._begun and len(self._begun) > self._finished:
+                break
+            self._waiting.popleft()
+            self._begun.add(opened)
+            self.under_way += 1
+            self.sends(call)
+            found.append((opened, call))
+        return found
+
+    def sends(self, call: Call) -> None:
+        """Give a call its number."""
+        self._sent += 1
+        call.sent = self._sent
+
+    def has_ended(self, opened: OpenQuestion, call: Call) -> None:
+        """Take a call that has a value, no verdict, or an error."""
+        self.under_way -= 1
+        self._has_left(opened)
+        if call.error is None:
+            self.explain(call.sent)
+        elif _is_open(call.error):
+            call.refused_at = self._sent
+            self._refused.append(call)
+        elif not isinstance(call.error, NoReplyError | RefusalError) or isinstance(call.error, ClosedError):
+            self.end(call.error)
+
+    def to_probe(self) -> Call | None:
+        """Return a refused call if the judge shall now ask its own question about it; else None."""
+        is_due = not self.under_way or len(self._refused) >= _MOST_OPEN
+        if not self._refused or self._is_probing or not is_due:
+            return None
+        self._is_probing = True
+        return self._refused[0]
+
+    def probed(self) -> None:
+        """Say that the judge's own question has ended."""
+        self._is_probing = False
+
+    def explain(self, sent: int) -> None:
+        """Close the refusals that came before the call with the number `sent` was sent: they are about their
+        questions alone."""
+        for call in self._refused:
+            if call.refused_at is not None and call.refused_at < sent:
+                call.refused_at = None
+                if isinstance(call.error, ClosedError):
+                    text, *rest = call.error.args
+                    call.error = RefusalError(text.removesuffix(ASKED_AGAIN), *rest)
+        self._refused = [call for call in self._refused if call.refused_at is not None]
+
+    def end(self, error: OatError) -> None:
+        """End the calls that wait, and those with an open refusal, with an error that all would meet."""
+        for opened, call in self._waiting:
+            call.error = error
+            self._has_left(opened)
+        for call in self._refused:
+            call.error, call.refused_at = error, None
+        self._waiting.clear()
+        self._refused.clear()
+        self._finished = 0
+
+    def _has_left(self, opened: OpenQuestion) -> None:
+        opened.left -= 1
+        if not opened.left:
+            self._begun.discard(opened)
+            self._finished += all(call.error is None for call in opened.calls)
+
+
+def _is_open(error: OatError) -> bool:
+    """Return True if a refusal may concern one question, or all. 403 is a refused key, or a firewall that
+    stops one text."""
+    is_of_all = isinstance(error, ClosedError) and error.status != 403
+    return isinstance(error, RefusalError) and not is_of_all and not error.is_of_one
+
+
+def own_question(mode: Kind) -> Question:
+    """Return the judge's own question, as short as a question can be."""
+    texts = ("Hi",) if mode == "score" else ("Hi", "Ho")
+    return Question(Key("", 0, 0, 0), mode, (Message("user", "Hi"),), texts, tuple(range(len(texts))))

@@ -2,9 +2,10 @@
 number of tokens that it took.
 
 Servers differ in what they send. A field that is not needed never makes a reply unusable: a field of an
-unknown form counts as missing. The forms of the log-probabilities are those of chat completions
-(`content`, a list of tokens with `top_logprobs`) and of the older completions (`tokens`, `token_logprobs`,
-`top_logprobs`).
+unknown form counts as missing. A text may be a string, a number (a gateway has read it as JSON), or a list of
+parts. An unknown `finish_reason` is a normal end. The forms of the log-probabilities are those of chat
+completions (`content`, a list of tokens with `top_logprobs`) and of the older completions (`tokens`,
+`token_logprobs`, `top_logprobs`).
 
 **Thoughts are no answer.** Of the message, only the text is read, not fields such as `reasoning_content`, and
 no parts such as `thinking`. The thoughts in a text end with the last mark of an end, such as `</think>` or
@@ -20,8 +21,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
+from oat.oracles.judge_streams import is_stream, joined
 from oat.oracles.refusals import ErrorInReply, error_in
 
+_DECODER = json.JSONDecoder(parse_int=float)
 _MOST_TOKENS = 2.0**31
 _MOST_SHOWN = 1000
 _TAIL = 400
@@ -32,11 +35,14 @@ _UNKNOWN = -1000.0
 """A log-probability below this is no number of a sampled token, but stands for "not known": OpenAI sends
 -9999."""
 
-_WHOLE = (
-    *("", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete", "completed"),
-    *("normal", "finish", "finished"),
+_BROKEN = re.compile(
+    r"filter|safety|sensitive|error|fail|cancel|abort|block|prohibit|recitation|spii|refus|moderat|flagged|"
+    r"violat|interrupt|incomplete|tool|function|insufficient|time_?(?:out|limit)|overload|disconnect|language",
+    re.IGNORECASE,
 )
-_CUT = ("length", "max_tokens", "model_length", "max_output_tokens", "max_length")
+_CUT = re.compile(r"length|max|limit|truncat|context|budget", re.IGNORECASE)
+_DEEPEST = 3
+"""Largest depth of the parts of a text."""
 
 _NAMES = r"(?:seed:)?(?:ant)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflect(?:ion)?|analysis|scratchpad)"
 _END_OF_THOUGHTS = re.compile(
@@ -108,8 +114,10 @@ def read_completion(body: bytes) -> ChatCompletion:
     """
     found = _json(body)
     choice = _first_choice(found)
-    message, finish = choice.get("message"), _finish(choice.get("finish_reason"))
+    message, finish = choice.get("message"), _reason(choice.get("finish_reason"))
     end = _end(finish)
+    if isinstance(message, str | list) and message:
+        message = {"content": message}
     text = _text(message.get("content")) if isinstance(message, dict) else ""
     if not text or end == "broken":
         error = error_in(choice) or error_in(found)
@@ -150,12 +158,16 @@ def answer_in(text: str) -> str:
 
 def _json(body: bytes) -> Any:
     """Read JSON. A mark of the byte order, the comments of a server that keeps the connection open, and what
-    follows the first value are skipped. NaN, infinite numbers and lone surrogates are allowed."""
+    follows the first value are skipped. A stream is joined (judge_streams.py). NaN, infinite numbers and lone
+    surrogates are allowed."""
     text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     while text.startswith(":"):
         text = text.partition("\n")[2].lstrip()
     try:
-        return json.JSONDecoder(parse_int=float).raw_decode(text)[0]
+        if is_stream(text):
+            return joined(text, _DECODER.raw_decode)
+        found = _DECODER.raw_decode(text)[0]
+        return found[0] if isinstance(found, list) and len(found) == 1 else found
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
 
@@ -167,32 +179,30 @@ def _first_choice(found: Any) -> dict[str, Any]:
     return next((each for each in sound if each.get("index") == 0), sound[0] if sound else {})
 
 
-def _text(content: Any) -> str:
-    """Return the text of a message: a string, or the parts of a list that are text and no thoughts. A number
-    is the text of one, since some servers read the text as JSON."""
+def _text(content: Any, depth: int = 0) -> str:
+    """Return the text of a message: a string, a number, or parts that are no thoughts."""
+    if isinstance(content, str):
+        return content
     if isinstance(content, float) and math.isfinite(content):
         return str(int(content) if content.is_integer() else content)
-    parts = content if isinstance(content, list) else [content]
-    return "".join(part if isinstance(part, str) else _text_of_part(part) for part in parts)
+    if isinstance(content, list) and depth < _DEEPEST:
+        return "".join(_text(part, depth + 1) for part in content)
+    if isinstance(content, dict) and depth < _DEEPEST and not content.get("thought"):
+        is_text = content.get("type", "text") in ("text", "output_text", "message")
+        inner = (content.get(name) for name in ("text", "content", "value", "parts")) if is_text else ()
+        return _text(next((each for each in inner if each is not None), ""), depth + 1)
+    return ""
 
 
-def _text_of_part(part: Any) -> str:
-    is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
-    text = part.get("text", part.get("content")) if is_text and not part.get("thought") else None
-    text = text.get("value") if isinstance(text, dict) else text
-    return text if isinstance(text, str) else ""
-
-
-def _finish(finish: Any) -> str:
-    """Return the word of a reason to finish; "?" if there is something else than a word."""
+def _reason(finish: Any) -> str:
+    """Return the reason of an end in words; "" if it has another form."""
     if isinstance(finish, dict):
-        finish = finish.get("type", finish.get("reason", "?"))
-    return "" if finish is None else finish if isinstance(finish, str) else "?"
+        finish = next((finish[name] for name in ("reason", "type", "name") if name in finish), "")
+    return finish if isinstance(finish, str) else ""
 
 
 def _end(finish: str) -> Literal["whole", "cut", "broken"]:
-    name = finish.casefold()
-    return "whole" if name in _WHOLE else "cut" if name in _CUT else "broken"
+    return "broken" if _BROKEN.search(finish) else "cut" if _CUT.search(finish) else "whole"
 
 
 def _count(value: Any) -> int | None:

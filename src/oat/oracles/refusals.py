@@ -1,7 +1,8 @@
 """Says what an error of a service is about: one question, or every question; and how long it asks to wait.
 
-Services agree on few things here. Status and error code are read where they are enough; else the message that
-comes with the code is searched for a few words.
+Services agree on few things here. The status and the error's code are read. Its message is no evidence: it
+may repeat the text of a question. Whom a refusal concerns that status and code do not explain, the oracle
+`judge` finds out by a question of its own (judge_calls.py).
 """
 
 import email.utils
@@ -12,18 +13,24 @@ from datetime import UTC
 from typing import Any
 
 _OF_ONE = (400, 413, 422, 424, 451)
-"""Statuses of refusals that concern one question, unless the message says otherwise. 424: a server of Hugging
-Face could not generate the text."""
+"""Statuses of refusals that may concern one question, unless the code says otherwise. 424: a server of
+Hugging Face could not generate the text."""
 _MOST_PARSED, _MOST_READ = 100_000, 2000
 
-_OF_ALL = re.compile(
-    r"insufficient[_ ]?(?:quota|balance|credit|funds)|exceeded_current_quota|credit[_ ]balance|billing|"
-    r"(?:no|not enough|out[_ ]of|used all)\b.{0,30}\bcredits?\b|arrear|payment|spend(?:ing)?[_ ]limit|"
-    r"余额不足|欠费|(?:invalid|incorrect)[_ ](?:api[_ ])?key|"
-    r"(?:model|deployment).{0,80}?(?:does[_ ]not|not|doesn't)[_ ]?(?:exist|found)",
+_CODES_OF_ALL = re.compile(
+    r"insufficient_?(?:quota|balance|credit|funds)|exceeded_current_quota|billing|arrear|"
+    r"api_?key_?(?:invalid|expired)|(?:invalid|incorrect|expired)_?api_?key|blocked_api_access|"
+    r"model_?(?:not_?(?:found|exist|supported)|decommissioned)",
     re.IGNORECASE,
 )
-"""Words for: the credit is used up, or the key or the model does not exist."""
+"""Codes for: the credit is used up, or the key or the model does not exist."""
+_CODES_OF_ONE = re.compile(
+    r"content_?(?:filter|polic|management)|moderation|flagged|\breasons\b|data_?inspection|"
+    r"context_?(?:length|window)|string_above_max|(?:prompt|input|request|content)_?too_?(?:long|large)",
+    re.IGNORECASE,
+)
+"""Codes for: the text was stopped by a filter, or is too long."""
+_CREDIT = re.compile(r"insufficient|credit|balance|quota|余额不足|欠费", re.IGNORECASE)
 _SPENT_CODES = re.compile(
     r"\b(?:insufficient_?(?:quota|balance|credits?|funds)|exceeded_current_quota|billing)", re.IGNORECASE
 )
@@ -58,8 +65,13 @@ def concerns_all(status: int, reply: bytes, *, has_rest: bool = False) -> bool:
     if status in (408, 409, 425) or status >= 500:
         return False
     if status in _OF_ONE:
-        return bool(_OF_ALL.search(f"{code} {message}"))
+        return bool(_CODES_OF_ALL.search(code))
     return status != 403 or not _FLAGGED.search(f"{code} {message}")
+
+
+def concerns_one(status: int, reply: bytes) -> bool:
+    """Return True if this error is certainly about one question: it is too long, or a filter stopped it."""
+    return status == 413 or (status in (400, 403, 422) and bool(_CODES_OF_ONE.search(_said(reply)[0])))
 
 
 def names_logprobs(reply: bytes) -> bool:
@@ -70,15 +82,17 @@ def names_logprobs(reply: bytes) -> bool:
 def error_in(found: Any) -> tuple[int, str] | None:
     """Return the status and the message of an error inside a reply with the status 200, such as
     {"error": {"code": 402, "message": "..."}}. Return None if there is no error. An error without the number
-    of a status counts as 500, or as 402 if it concerns all questions."""
+    of a status counts as 500. It counts as 402 if its code says that the credit is used up, and as 400 if its
+    message may say so."""
     error = found.get("error") if isinstance(found, dict) else None
     if not error:
         return None
     code, message = _code_and_message(error)
     number = re.match(r"([45]\d\d)(?:\.0)?\b", code)
-    status = (
-        int(number[1]) if number else (402 if _SPENT_CODES.search(code) or _OF_ALL.search(message) else 500)
-    )
+    if number:
+        status = int(number[1])
+    else:
+        status = 402 if _SPENT_CODES.search(code) else 400 if _CREDIT.search(message) else 500
     return status, message or code or "an error"
 
 
@@ -111,6 +125,13 @@ def _code_and_message(error: Any) -> tuple[str, str]:
         return "", str(error)[:_MOST_READ] if isinstance(error, str) else ""
     codes = [error.get(name) for name in ("code", "type", "status")]
     said = [error.get(name) for name in ("message", "error", "detail", "msg")]
+    details, metadata = error.get("details"), error.get("metadata")
+    codes += (
+        [each.get("reason") for each in details if isinstance(each, dict)]
+        if isinstance(details, list)
+        else []
+    )
+    codes += list(metadata) if isinstance(metadata, dict) else []
     code = " ".join(str(each) for each in codes if isinstance(each, str | int | float))
     message = next((each for each in said if isinstance(each, str)), "")
     return code[:_MOST_READ], message[:_MOST_READ]
