@@ -290,3 +290,16 @@ def test_pretrained_tokenizers(name: str) -> None:
         ids, mask = renderer.loss_mask([user(story[:place]), assistant(story[place:])])
         assert tokenizer.decode(ids[:-1]) == tokenizer.decode(tokenizer(story)["input_ids"])
         assert renderer.text(ids[mask], after=ids[~mask]) == story[place:]
+
+
+def test_a_tokenizer_of_complete_words_knows_the_blank_between_two() -> None:
+    """No text of one character is a token of it."""
+    inner = Tokenizer(
+        models.WordLevel({word: id for id, word in enumerate(["<e>", "w1", "w2", "w3"])}, "<e>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<e>"), template=None)
+    prompt = renderer.prompt([Message("user", "w1 w2")])
+    assert renderer.text([3, 1], prompt) == " w3 w1"
+    assert renderer.within([Message("user", "w1 w2")], " w3 w1").tolist() == [3, 1]
+    assert renderer.recorded([Message("user", "w1 w2")], " w3 w1")[0].tolist() == [1, 2, 3, 1, 0]

@@ -28,6 +28,8 @@ _ANCHORS = "a0.|\nZé字" + "".join(map(chr, range(33, 127)))
 """Texts that may stand before ids while these are decoded or encoded. Several kinds of characters come first:
 a tokenizer may join one kind with the text behind it."""
 _MOST_ANCHORS = 8
+_MOST_WORDS = 64
+"""Number of tokens whose texts are tried, if no text of one character can be used."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 """A token for one byte of a character. A trainer may have added it as a special token."""
 _STRANGE = ("\ue000", "\U0010fffd", "\U000120ff", "\u0bf5", "\u2603", "\U0001f355")
@@ -161,16 +163,25 @@ class Decoder:
             yield from (id for id in found if character not in self.added.get(id, character))
 
     def _usable_anchors(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield some one-character texts, each with its ids, that can stand before other ids."""
-        for text in dict.fromkeys(_ANCHORS):
-            try:
-                ids = self._encoder.ids(text, adds=False)[0]
-            except TemplateError:  # some tokenizers refuse a character that they do not know
-                continue
-            names = self.tokenizer.convert_ids_to_tokens(ids)
-            is_whole = not any(map(self.added.__contains__, ids)) and "<0x" not in "".join(names)
-            if ids and is_whole and self._decode(ids, True).strip() == text.strip():
-                yield text, ids
+        """Yield some short texts, each with its ids, that can stand before other ids: texts of one character
+        or, if the tokenizer knows complete words alone, of one token."""
+        anchors = filter(None, map(self._anchor, dict.fromkeys(_ANCHORS)))
+        first = next(anchors, None)
+        if first is not None:
+            yield first
+            yield from anchors
+            return
+        words = (id for id in range(len(self.tokenizer)) if id not in self.added)
+        yield from filter(None, (self._anchor(self._decode([id], True)) for id in islice(words, _MOST_WORDS)))
+
+    def _anchor(self, text: str) -> tuple[str, list[int]] | None:
+        try:
+            ids = self._encoder.ids(text, adds=False)[0]
+        except TemplateError:  # some tokenizers refuse a character that they do not know
+            return None
+        names = self.tokenizer.convert_ids_to_tokens(ids)
+        is_whole = not any(map(self.added.__contains__, ids)) and "<0x" not in "".join(names)
+        return (text, ids) if ids and is_whole and self._decode(ids, True).strip() == text.strip() else None
 
     def _depends_on_place(self, text: str, ids: list[int]) -> bool:
         shown = self._decode(ids, True)
