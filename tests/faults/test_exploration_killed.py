@@ -102,6 +102,8 @@ def words(series: str, model: str, run_dir: Path) -> list[str]:
         "checkpoint.every": 2,
         "tracking.keep_trajectories": "true",
         "engine.threads": 1,
+        # the recipes' own finds all texts of a model with random weights equal, but for a chance
+        "oracle": '{name: regex, pattern: "(?s)^[ a-m]", labels: bernoulli}',
         **({} if series == "xpo" else {"explorer.samples": 4}),
         **changes,
     }
