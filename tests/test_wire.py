@@ -117,8 +117,8 @@ def examples():
             1,
             {"reward/mean": 0.5},
         ),
-        types.Loss(torch.tensor([1.0, 2.0]), "token", 0.5, 128.0),
-        types.Loss(torch.zeros(0), "pair"),
+        *(types.Loss(torch.tensor([1.0, 2.0]), "token", 0.5, 128.0), types.Loss(torch.zeros(0), "pair")),
+        types.Opening("<think>\n", ("<think>",)),
     ]
 
 

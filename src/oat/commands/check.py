@@ -12,7 +12,7 @@ train`:
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 
 from oat.build.apart import refuse_without_cluster
@@ -106,7 +106,7 @@ def _lines(
     learner, begun = run.learner, _begun(resolved, origin)
     assert isinstance(learner, Learner), "nothing goes through the wire here"
     yield from _model(learner, learns=resolved.objective.learns)
-    yield from _tokenizer(run_inputs, resolved.config.prompts.responses)
+    yield from _tokenizer(run_inputs)
     yield from _data(run_inputs)
     yield from step_lines(resolved, run, dearest)
     yield from run_lines(resolved, run, run_inputs, dearest, begun)
@@ -127,7 +127,7 @@ def _model(learner: Learner, *, learns: bool) -> Lines:
     yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, {which}"
 
 
-def _tokenizer(run_inputs: RunInputs, responses: Sequence[str]) -> Lines:
+def _tokenizer(run_inputs: RunInputs) -> Lines:
     """Yield a line if the tokenizer changes texts, and how many records it changes; and a line if special
     tokens in the assistant's texts become ordinary text. Then responses are learned and read otherwise than
     the data have them."""
@@ -135,7 +135,7 @@ def _tokenizer(run_inputs: RunInputs, responses: Sequence[str]) -> Lines:
     looked_at = run_inputs.prompts.spread(_LOOKED_AT)
     rows, tokens = dict[int, str](), Counter[str]()
     for prompt in looked_at:
-        values = [prompt.columns[name] for name in responses] or [None]
+        values = [prompt.columns[name] for name in run_inputs.prompts.responses] or [None]
         with suppress(TemplateError):  # this record is refused elsewhere, or left out
             parts = [changed_part(run_inputs.renderer, prompt.messages, value) for value in values]
             if found := [part for part in parts if part is not None]:
@@ -162,7 +162,7 @@ def _tokenizer(run_inputs: RunInputs, responses: Sequence[str]) -> Lines:
 
 def _data(run_inputs: RunInputs) -> Lines:
     held_out = f"; {run_inputs.held_out.size} held out" if run_inputs.held_out else ""
-    what = " with the longest response" if run_inputs.prompts.has_responses else ""
+    what = " with the longest response" if run_inputs.prompts.responses else ""
     yield (
         "prompts",
         f"{run_inputs.prompts.size}, at most {run_inputs.prompts.longest} tokens long{what}{held_out}",

@@ -61,7 +61,7 @@ class Prompts:
         longest: length of the longest record, in tokens.
         columns: names of the columns, other than the prompt's, that at least one prompt has.
         has_references: True if at least one prompt has a reference answer.
-        has_responses: True if responses are read.
+        responses: names of the columns with recorded responses; empty if none are read.
         formats: names of the formats of the sources.
         notes: sentences for people about each source: its format, and what was not rendered, left out or cut.
 
@@ -103,7 +103,7 @@ class Prompts:
         self.dropped = self.cut = self.skipped = self.longest = 0
         self.columns: set[str] = set()
         self.has_references = False
-        self.has_responses = bool(responses)
+        self.responses = tuple(responses)
         self.notes: tuple[str, ...] = ()
         self.formats: set[str] = set()
         self._pools: list[_Pool] = []
@@ -226,7 +226,7 @@ class Prompts:
         self.longest = max(self.longest, index.longest)
         self.columns |= index.columns
         self.has_references |= index.has_references
-        what = "prompts with their longest response" if self.has_responses else "prompts"
+        what = "prompts with their longest response" if self.responses else "prompts"
         limit = self.fit.limit
         rule = self.fit.too_long
         dropped = index.read - len(index)
