@@ -12,6 +12,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    modeling_utils,
 )
 from transformers.utils import logging
 
@@ -33,7 +34,6 @@ from oat.models.weight_files import are_equal, described
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NUMBERED = re.compile(r"\.\d+\.")
-_NO_FOLDER = "no adapter"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -153,6 +153,18 @@ def without_bars() -> Iterator[None]:
         yield
     finally:
         logging.set_tqdm_hook(before)
+
+
+@contextmanager
+def _without_adapters() -> Iterator[None]:
+    """Keep transformers from looking for an adapter beside a model in the body. No argument of all versions
+    that are supported does so."""
+    before = modeling_utils.maybe_load_adapters
+    modeling_utils.maybe_load_adapters = lambda path, _, **options: (None, path, options)
+    try:
+        yield
+    finally:
+        modeling_utils.maybe_load_adapters = before
 
 
 def _locate(path: str) -> str:
@@ -278,14 +290,12 @@ def module_from_files(
         ModelError: tensors are missing, or have shapes that contradict `config`; two tensors of the files
             fill the same place; or tensors that `config` ties have different values.
     """
-    if where is not None:
-        # transformers would look for an adapter in this folder within the model's, which there is not
-        options = {**options, "adapter_kwargs": {"subfolder": _NO_FOLDER}}
     cls = mapping[type(config)]
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers would also log what is raised below
     try:
-        with without_bars(), torch.random.fork_rng(devices=[]):  # what is missing is drawn
+        # what is missing is drawn
+        with without_bars(), _without_adapters(), torch.random.fork_rng(devices=[]):
             module, info = cls.from_pretrained(
                 where,
                 config=config,

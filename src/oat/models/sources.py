@@ -12,7 +12,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
-    apply_renamings,
     dot_natural_key,
     rename_source_key,
 )
@@ -79,7 +78,7 @@ def _sources(module: Any, names: Iterable[str]) -> Iterator[tuple[str, Source]]:
             yield place, Source(name, -1, "")
             continue
         rule = converters[number_of[pattern]]
-        piece = apply_renamings(name, renamings).removeprefix(f"{prefix}.")
+        piece = rename_source_key(name, renamings, [])[0].removeprefix(f"{prefix}.")
         first, *others = rule.target_patterns
         for other in {place, *(place.replace(first, other) for other in others)}:
             yield other, Source(name, number_of[pattern], piece)
