@@ -140,11 +140,15 @@ class CallableOracle(Oracle):
     def _asked_with(self, due: Sequence[str]) -> list[str]:
         """Return those of `due` that are not answered yet. If the function reads the group, return all
         unanswered questions of their rounds."""
-        open_ = [ticket for ticket in self._pending if ticket not in self._ready]
         if not self.reads_group:
             return [ticket for ticket in due if ticket not in self._ready]
-        rounds = {round_of(self._pending[ticket][0]) for ticket in due}
-        return [ticket for ticket in open_ if round_of(self._pending[ticket][0]) in rounds]
+        pending = dict(self._pending)  # another thread may submit meanwhile
+        rounds = {round_of(pending[ticket][0]) for ticket in due}
+        return [
+            ticket
+            for ticket, (question, _) in pending.items()
+            if ticket not in self._ready and round_of(question) in rounds
+        ]
 
     def _calls_of(self, tickets: Sequence[str]) -> list[list[str]]:
         """Return the tickets of each call."""
