@@ -4,6 +4,7 @@ one call and in order, whatever else is asked or collected at the same time."""
 import collections
 import functools
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from questions import ask, question
 
 from oat.errors import ConfigError, ContractError, OracleError
+from oat.oracles import callables
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.isolated import Isolated
 from oat.oracles.make import build_oracle, is_shown_groups
 from oat.oracles.mixture import Mixture
 from oat.oracles.preferences import Preferences
-from oat.oracles.whole_groups import TrainerState
+from oat.oracles.whole_groups import TrainerState, round_of
 from oat.testing import check_oracle
 from oat.types import Key, Message, Question
 from oat.types.part import RunFacts
@@ -325,3 +327,24 @@ def test_a_call_that_fails_leaves_its_round_open(code: str) -> None:
         oracle.collect(tickets, 1.0)
     assert [ticket for ticket, _ in oracle.collect(tickets, 1.0)] == tickets
     assert calls == [["a"], ["b"], ["b"]]
+
+
+def test_questions_are_submitted_while_others_are_collected(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread submits at every point of the walk through the open questions."""
+    oracle = build_oracle(f"{code}:rarity", {})
+    late: list[str] = []
+
+    def submit_and_read(asked: Question) -> tuple[str, int, int]:
+        thread = threading.Thread(target=lambda: late.extend(oracle.submit([question(2 + len(late), ["c"])])))
+        thread.start()
+        thread.join()
+        return round_of(asked)
+
+    monkeypatch.setattr(callables, "round_of", submit_and_read)
+    tickets = oracle.submit([question(0, ["a"]), question(1, ["b"])])
+    assert [ticket for ticket, _ in oracle.collect(tickets, 1.0)] == tickets
+    monkeypatch.undo()
+    assert late
+    assert [ticket for ticket, _ in oracle.collect(late, 1.0)] == late
