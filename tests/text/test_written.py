@@ -2,6 +2,7 @@
 tokens that end a response."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,9 +110,16 @@ def test_a_reward_gets_what_the_model_wrote(model: Path, tmp_path: Path, special
 def test_a_check_names_what_the_tokenizer_changes(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert oat("check", config_of(model, tmp_path, False)) == 0
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.split()[:1] == ["tokenizer"])
-    assert "' a' becomes 'a'" in line
+    folder = shutil.copytree(model, tmp_path / "model")
+    changes = {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer", "backend": None}}
+    changes["tokenizer.json"] = {"normalizer": {"type": "Lowercase"}}
+    for name, fields in changes.items():
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**found, **fields}), encoding="utf-8")
+    assert oat("check", config_of(folder, tmp_path, False)) == 0
+    lines = [each for each in capsys.readouterr().out.splitlines() if each.split()[:1] == ["tokenizer"]]
+    assert "' a' becomes 'a'" in lines[0]
+    assert "LlamaTokenizer of transformers encodes" in lines[1]
 
 
 def test_generated_texts_are_what_the_model_wrote(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

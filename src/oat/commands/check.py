@@ -35,6 +35,7 @@ from oat.files import seen
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.loop import Run
+from oat.models.beside import other_ids
 from oat.models.nf4 import count
 from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
@@ -149,6 +150,15 @@ def _tokenizer(run_inputs: RunInputs) -> Lines:
             "tokenizer",
             f"changes texts (docs/data.md#tokenizers){': ' if shown else ''}{shown}{more}; of "
             f"{len(looked_at)} records that were compared, it changes {len(rows)}{some}",
+        )
+    if others := other_ids(run_inputs.renderer.tokenizer):
+        text, ids, theirs = others[-1]
+        yield (
+            "tokenizer",
+            f"{type(run_inputs.renderer.tokenizer).__name__} of transformers encodes {len(others)} sample "
+            f"texts to other ids than the tokenizer.json of the model, such as {text!r}: {len(ids)} tokens "
+            f"for {len(theirs)}; if the model was trained with that file, set tokenizer_class in "
+            "tokenizer_config.json to PreTrainedTokenizerFast",
         )
     if tokens:
         names = ", ".join(f"{token!r} in {count}" for token, count in tokens.most_common(_MOST_CHANGED))

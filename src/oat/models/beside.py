@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
+from tokenizers import Tokenizer
 
-from oat.errors import ModelError, warn
+from oat.errors import ModelError, TemplateError, warn
 from oat.files import parse_json, seen
+from oat.text.changed_texts import PROBES
+from oat.text.encoding import Encoder
 
 ADAPTER = "adapter_config.json"
 _READ = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Names of weights that are not read."""
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _MAIN = "default"
 """The name of the chat template that is used, if a tokenizer has several."""
 _NEUTRAL: dict[str, Any] = {
@@ -190,6 +194,82 @@ def say_other_templates(path: str, tokenizer: Any) -> None:
             f"{', '.join(others)}; to use one of those, write it to a .jinja file, and set render.template "
             "to that file"
         )
+
+
+def say_other_ends(path: str, tokenizer: Any) -> None:
+    """Warn of a special_tokens_map.json that gives a tokenizer another begin-of-text or end-of-text than the
+    files beside it. Transformers takes that of special_tokens_map.json, which may be left over.
+
+    Args:
+        path: the directory or hub model from which the tokenizer was loaded.
+    """
+    wrong = []
+    for name in ("bos_token", "eos_token"):
+        used, file = getattr(tokenizer, name), _TOKENIZER_CONFIG
+        other = _content(_field(path, file, name))
+        ends = [id for id in ends_of(path) if 0 <= id < len(tokenizer)]
+        if other is None and name == "eos_token" and ends and tokenizer.eos_token_id not in ends:
+            other, file = tokenizer.convert_ids_to_tokens(ends[0]), "config.json or generation_config.json"
+        if other not in (None, used) and _content(_field(path, "special_tokens_map.json", name)) == used:
+            wrong.append(f"{used!r} as the {name}, and {file} gives {other!r}")
+    if wrong:
+        warn(
+            f"the special_tokens_map.json of {path} gives {'; and '.join(wrong)}; the former is used; remove "
+            "what is wrong"
+        )
+
+
+def ends_of(path: str) -> list[int]:
+    """Return the ids that end a text by the generation_config.json of a model, or else by its config.json."""
+    for file in ("generation_config.json", "config.json"):
+        found = _field(path, file, "eos_token_id")
+        if found is not None:
+            return [id for id in (found if isinstance(found, list) else [found]) if isinstance(id, int)]
+    return []
+
+
+def _content(token: Any) -> Any:
+    """Return the text of a token in a file of a tokenizer, which may be a dict."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def without_dropout(path: str, tokenizer: Any) -> None:
+    """Switch off the dropout of a tokenizer's merges (BPE-dropout, arXiv:1910.13267), which is left over from
+    its training. With it, a text has other ids at each call. Warn if there was one."""
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if getattr(model, "dropout", None):
+        warn(
+            f"the tokenizer.json of {path} encodes texts at random (dropout {model.dropout:g}); this is "
+            "switched off, so that a text has the same ids each time"
+        )
+        model.dropout = None
+
+
+def has_dropout(path: str) -> bool:
+    """Return True if `without_dropout` switches off something in a directory or hub model."""
+    model = _field(path, "tokenizer.json", "model")
+    return isinstance(model, dict) and bool(model.get("dropout"))
+
+
+def other_ids(tokenizer: Any) -> list[tuple[str, list[int], list[int]]]:
+    """Return the sample texts that a tokenizer encodes to other ids than the tokenizer.json from which it was
+    loaded: the text, the ids, and those of the file. Some classes of transformers that tokenizer_config.json
+    may name read only the vocabulary of that file."""
+    file = _find(tokenizer.name_or_path, "tokenizer.json")
+    if file is None:
+        return []
+    own, encoder = Tokenizer.from_file(str(file)), Encoder(tokenizer)
+    own.no_truncation()
+    own.no_padding()
+    if getattr(own.model, "dropout", None):
+        own.model.dropout = None
+    found = []
+    for text in (*PROBES, "12345 + 7?"):
+        with suppress(TemplateError):  # who changes texts is named elsewhere
+            ids = encoder.ids(text, adds=False, splits=False)[0]
+            theirs = own.encode(text, add_special_tokens=False).ids
+            found += [(text, ids, theirs)] if ids != theirs else []
+    return found
 
 
 def _text(value: Any) -> str:

@@ -61,6 +61,8 @@ _IRRELEVANT = {
 end a text are in another section of the identity, `generation_config.json`."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
+_DROPOUT = "model.dropout"
+"""A field of a tokenizer that does not count: it is switched off, and earlier versions recorded it."""
 _MOST_ENTRIES = 64
 """A dict with more entries than this is not kept field by field, but as its number of entries and its
 hash."""
@@ -158,6 +160,7 @@ def differences(
         old, new = before[section], now[section]
         is_sampled = section == "weights"
         names = old.keys() & new.keys() if is_sampled or not same_readers else old.keys() | new.keys()
+        names -= {_DROPOUT} if section == "tokenizer.json" else set()
         changed = [name for name in sorted(names) if old.get(name) != new.get(name)]
         if not is_sampled:
             lines += [f"{section}: {_change(old, new, name)}" for name in changed]

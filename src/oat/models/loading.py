@@ -22,9 +22,11 @@ from oat.models.beside import (
     refuse_config,
     refuse_named_files,
     say_left_over_adapter,
+    say_other_ends,
     say_other_templates,
     say_unused_settings,
     say_unused_tensors,
+    without_dropout,
 )
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_head, give_layouts
@@ -38,7 +40,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def load_tokenizer(path: str) -> Any:
-    """Load the tokenizer of a local directory or of a hub model.
+    """Load the tokenizer of a local directory or of a hub model. The same text always gets the same ids: the
+    dropout of merges is switched off.
 
     Args:
         path: a directory, or `org/name`.
@@ -51,6 +54,8 @@ def load_tokenizer(path: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         refuse_named_files(path, "tokenizer_config.json", "fast_tokenizer_files", "tokenizer.json")
         say_other_templates(path, tokenizer)
+        say_other_ends(path, tokenizer)
+        without_dropout(path, tokenizer)
         return tokenizer
 
 
