@@ -114,7 +114,7 @@ WRITES = "the chat template writes a call of a tool as '<call"
         (UNKNOWN, None, 2, f"sampling.environment is 'total.py:Total': {WRITES}"),
         (UNKNOWN, "own", 0, f"reads calls by own, and {WRITES}"),
         (template("mistral 11"), "json_calls", 0, "does not read; template_calls reads it"),
-        (SILENT, None, 0, "results are messages of the role user, and the chat template leaves"),
+        (SILENT, None, 2, "results are messages of the role user, and the chat template writes nothing"),
     ],
 )
 def test_a_template_and_a_parser_that_do_not_fit_are_told(

@@ -109,6 +109,18 @@ def test_an_end_that_was_sampled_gets_no_other_one(tokenizer: PreTrainedTokenize
         assert told == written.replace("x<|im_end|>", ended) + "<|im_start|>assistant\n"
 
 
+def test_a_text_has_its_own_tokens_though_they_end_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The generation_config.json of a model may name </answer>, or the end of a call, as an end."""
+    ends = {token: tokenizer.convert_tokens_to_ids(token) for token in [*OWN, *OF_TURNS]}
+    renderer, (x,) = chat(tokenizer, CHATML, eos_ids=[*ends.values()]), tokenizer("x")["input_ids"]
+    for token, id in ends.items():
+        text = f"x{token}" if token in OWN else "x"
+        assert renderer.text([x, id]) == text
+        assert renderer.text_ends([x, id]).tolist() == [1, len(text)]
+    turn = chat(tokenizer, CHATML.replace("<|im_end|>", "</answer>"))
+    assert turn.text([x, ends["</answer>"]]) == "x", "the template ends a turn with it"
+
+
 def test_an_end_that_begins_the_next_message_stands_there_once(tokenizer: PreTrainedTokenizerFast) -> None:
     """The models of GLM end a response with the token of the next role."""
     template = (

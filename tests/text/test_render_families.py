@@ -1,6 +1,7 @@
 """The renderer with the chat templates of published families."""
 
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -281,3 +282,82 @@ def test_tokens_of_its_own_stay_in_a_call_and_in_a_system_message(families):
         assert family.renderer.prompt(asked).tolist() == family.ids(*asked, generate=True)
         call = assistant('<tool_call>\n{"name": "add"}\n</tool_call>')
         assert family.renderer.loss_mask([*asked, call])[0].tolist() == family.ids(*asked, call)
+
+
+CALLED = Message("assistant", "oatcalls", {"tool_calls": [CALL]})
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+CONVERSATIONS = [
+    *([Message(role, "cat"), user("a cat sat")] for role in ROLES),
+    *([user("a cat sat"), assistant("cats"), Message(role, "cat")] for role in ROLES),
+    *([user("a cat sat"), CALLED, Message(role, "cat"), assistant("yes"), user("no")] for role in ROLES),
+    [Message("system", "oatone"), Message("system", "cat"), user("a cat sat")],
+]
+"""Conversations. The text of a short message stands in others, too."""
+
+
+def mentions(messages):
+    """Return how often each content is to stand in a prompt."""
+    contents = [message.content for message in messages]
+    return {part: sum(content.count(part) for content in contents) for part in contents}
+
+
+KEEPS = {
+    "first system": "loop.first or m.role != 'system'",
+    "last system": "m.role != 'system' or loop.last or messages[loop.index].role != 'system'",
+    "last answers": "m.role != 'assistant' or loop.index > messages | length - 2",
+    "three roles": "m.role in ('user', 'assistant', 'system')",
+    "calls alone": "not m.tool_calls",
+}
+"""What templates write of a conversation: the messages of which this is true."""
+
+
+@pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
+@pytest.mark.parametrize("what", KEEPS)
+def test_no_message_is_left_out(tokenizer, tmp_path, recwarn, what):
+    """A prompt has something of every message, or the template or the renderer refuses it; of a text beside
+    calls a warning says so. It is the same for a reward model, for recorded responses, and behind a sampled
+    one."""
+    other = "{% else %}{{ m.tool_calls[0].function.name }}" if what == "calls alone" else ""
+    source = "{% for m in messages %}{% if KEEPS %}<u>{{ m.content }}<e>" + other + "{% endif %}{% endfor %}"
+    renderer = Renderer(tokenizer, template=write(tmp_path, source.replace("KEEPS", KEEPS[what])))
+    refused = 0
+    for messages in CONVERSATIONS:
+        try:
+            text = renderer.decode(renderer.prompt(messages))
+        except TemplateError:
+            refused += 1
+            for render in (renderer.recorded, renderer.whole):
+                with pytest.raises(TemplateError):
+                    render(messages, "yes")
+            continue
+        lost = [part for part, times in mentions(messages).items() if text.count(part) < times]
+        assert lost == ["oatcalls"] * (what == "calls alone" and CALLED in messages)
+        assert not lost or any("beside the calls" in str(each.message) for each in recwarn)
+    assert (refused == 0) == (what == "calls alone")
+    sampled = np.concatenate([renderer.prompt([user("a")]), renderer.response("b")])
+    for role in {*ROLES} - {"assistant"}:
+        with suppress(TemplateError):
+            assert "zebra" in renderer.decode(renderer.extend(sampled, Message(role, "zebra")))
+
+
+PIECES = st.sampled_from(["<think>", "</think>", "x", "yes", " ", "\n", "[THINK]", "42", "<|im_end|>"])
+
+
+@SETTINGS
+@given(
+    response=st.lists(PIECES, min_size=1, max_size=6).map("".join),
+    name=st.sampled_from(["llama3", "qwen3", "special", "opened"]),
+)
+def test_a_reward_model_reads_what_the_model_wrote(families, response, name):
+    """Its prompt has the same text already. A template that opens the thoughts has written <think>."""
+    renderer = families[name].renderer
+    asked = [user(f"42 yes {response}")]
+    told = (renderer.decode(ids) for ids in (renderer.prompt(asked), renderer.whole(asked, response)))
+    before, whole = ("".join(text.split()) for text in told)
+    written = "".join(response.split())
+    if not whole.startswith(before):
+        before = before.removesuffix("<think>")
+    if before.endswith("<think>"):
+        written = written.removeprefix("<think>")
+    assert written in whole.removeprefix(before)
+    assert whole.startswith(before)

@@ -16,7 +16,7 @@ from oat.config.load import dump
 from oat.config.settings import Config
 from oat.config.stored import lacking
 from oat.errors import ConfigError, OatError
-from oat.models.beside import has_left_over_adapter
+from oat.models.beside import ends_of, has_dropout, has_left_over_adapter
 from oat.models.loading import load_tokenizer
 from oat.rundir.provenance import entries
 from oat.text.control_tokens import is_own
@@ -107,6 +107,16 @@ def _has_left_over_adapter(config: Config) -> bool:
     given = [getattr(oracle, "options", {}).get("path") for oracle in oracles]
     paths = [model.path, model.reference, model.critic, *given]
     return any(isinstance(path, str) and has_left_over_adapter(path) for path in paths)
+
+
+def _has_own_ends(config: Config) -> bool:
+    """Return True if a token that a model writes within its turn ends a text."""
+    decoder = _decoder(config)
+    return decoder is not None and any(
+        is_own(decoder.added.get(id, ""))
+        for id in ends_of(config.model.path)
+        if id != decoder.tokenizer.eos_token_id
+    )
 
 
 def _keeps_rewards(config: Config) -> bool:
@@ -220,6 +230,23 @@ CHANGES: tuple[Change, ...] = (
         "the rule exact_match also compares what follows a response's thoughts, as behind </think>; recorded "
         "answers stay, and are used again",
         lambda config: _asks(config, "exact_match"),
+    ),
+    Change(
+        "whole_responses",
+        "a reward model reads the whole response, where its chat template leaves out thoughts or other parts "
+        "(docs/oracles/reward_model.md); recorded answers stay, and are used again",
+        lambda config: _asks(config, "reward_model"),
+    ),
+    Change(
+        "ends_that_close",
+        "the text of a response has a token of reasoning, an answer or a call that ends it, such as "
+        "</answer> in the generation_config.json of the model",
+        _has_own_ends,
+    ),
+    Change(
+        "no_dropout_of_merges",
+        "the tokenizer's dropout is switched off; before, a text had other ids at each call",
+        lambda config: has_dropout(config.model.path),
     ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""

@@ -103,11 +103,16 @@ def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) ->
     environment, renderer = run_inputs.environment, run_inputs.renderer
     if environment is None or not environment.tools:
         return
+    answered = Message("user", "oatuser"), Message("assistant", "oatassistant")
     for role in sorted({tools.role for tools in environment.tools}):
-        if fault := _fault_of_results(renderer, role):
-            warn(
-                f"{environment.name} has tools whose results are messages of the role {role}, and {fault}; "
-                "give Tools another `role`, or choose another template"
+        try:
+            renderer.written([], [*answered, Message(role, "oatresult")])
+        except TemplateError as fault:
+            _refuse(
+                resolved,
+                f"{environment.name} has tools whose results are messages of the role {role}, and {fault} "
+                "(`role` of Tools)",
+                is_begun=is_begun,
             )
     text = written_call(renderer)
     for tools in environment.tools if text else ():
@@ -122,14 +127,20 @@ def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) ->
                 "So a response in the template's form calls nothing, and the model must learn another form"
             )
             continue
-        with resolved.blame("sampling.environment"):
-            error = ConfigError(
-                f"{writes}, and oat.environments.tools reads no such form; give Tools a `parse` that reads "
-                "it, or choose another template"
-            )
-            if not is_begun:
-                raise error
-            warn(str(error))
+        _refuse(
+            resolved,
+            f"{writes}, and oat.environments.tools reads no such form; give Tools a `parse` that reads "
+            "it, or choose another template",
+            is_begun=is_begun,
+        )
+
+
+def _refuse(resolved: Resolved, fault: str, *, is_begun: bool) -> None:
+    """Refuse the environment; only warn if the run has begun."""
+    with resolved.blame("sampling.environment"):
+        if not is_begun:
+            raise ConfigError(fault)
+        warn(fault)
 
 
 def written_call(renderer: Renderer) -> str:
@@ -146,21 +157,6 @@ def written_call(renderer: Renderer) -> str:
         same = int(np.cumprod(before[:size] == whole[:size]).sum())
         return renderer.text(whole[same:])
     return ""
-
-
-def _fault_of_results(renderer: Renderer, role: str) -> str:
-    """Return what is wrong with the template's rendering of a message of a tool; "" if nothing is."""
-    said, nothing = "oatresult", np.zeros(0, np.int32)
-    try:
-        tail = renderer.decode(renderer.extend(nothing, Message(role, said)))
-    except TemplateError as error:
-        return str(error)
-    if said in tail:
-        return ""
-    with suppress(TemplateError):  # a tokenizer of few characters does not write the word either way
-        if said not in renderer.decode(renderer.prompt([Message("user", said)])):
-            return ""
-    return "the chat template leaves such a message out"
 
 
 def _reads(parse: Callable[[str], Sequence[ToolCall]], text: str) -> bool:

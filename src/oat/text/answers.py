@@ -1,12 +1,12 @@
 """The text of a recorded response as a chat template writes it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
 from oat.errors import TemplateError
-from oat.text.chat_template import USER, ChatTemplate
+from oat.text.chat_template import RESPONSE, USER, ChatTemplate
 from oat.text.openings import common_length, unclosed, without_opening
 from oat.text.template_study import Turn
 from oat.types import Message, Opening
@@ -52,6 +52,41 @@ def response_text(
             f"closes it; put its reasoning and {tags[1]} before it, or choose a template that opens none"
         )
     return turn.lead + written
+
+
+def whole_text(
+    chat: ChatTemplate,
+    turn: Turn,
+    messages: Sequence[Message],
+    opening: Callable[[Sequence[Message], str], Opening],
+) -> str:
+    """Return the text of a complete conversation, as the template renders it.
+
+    The rendering of some templates lacks a part of the last response, such as its thoughts, or what stands
+    between two of them. Then the result is the prompt, followed by the response's own text and the usual end.
+
+    Args:
+        messages: the conversation, the system message included, with a response at its end.
+        opening: function that returns what a prompt has written of its response; its arguments are the
+            messages and the text of the prompt.
+
+    Raises:
+        TemplateError: the template refuses the conversation, or leaves out a message before the response.
+    """
+    *asked, response = messages
+    rendered = chat.complete(messages, generate=False)
+    written = "".join(chat.content(response).split())
+    times = [
+        "".join(text.split()).count(written)
+        for text in (rendered, chat.render([*asked, RESPONSE], generate=False))
+    ]
+    if not written or times[0] > times[1]:
+        return rendered
+    prompt = chat.complete(asked, generate=True)
+    begun = opening(asked, prompt)
+    if begun.tags:
+        response = replace(response, content=without_opening(response.content, begun))
+    return prompt + turn.lead + chat.content(response) + turn.closing
 
 
 def is_text(chat: ChatTemplate | None, response: Message) -> bool:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oat.errors import TemplateError, described, shortened
+from oat.errors import TemplateError, described, shortened, shown, warn
 from oat.text.control_tokens import any_of, has_marks, is_own, marked, pieces_of, without_json_escapes
 from oat.text.joining import Joiner
 from oat.text.recorded_calls import CallStyle, check_calls, study_calls
@@ -20,6 +21,14 @@ USER = Message("user", "oatuser")
 """A stand-in for the user's message, where only the rendered response is used."""
 RESPONSE = Message("assistant", "oatassistant")
 """A stand-in for a response, for renderings of which only the text around the response is used."""
+_INSTEAD = {
+    "developer": "give it the role system",
+    "system": "put its text into one system message at the beginning, or into a message of the user",
+    "tool": "give it the role user",
+    "function": "give it the role tool",
+    "ipython": "give it the role tool",
+}
+"""What to do with a message that a template leaves out, by its role."""
 
 
 class ChatTemplate:
@@ -34,6 +43,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.joiner = joiner
         self.source = source
+        self._complete: set[tuple[Any, ...]] = set()
         self.set_control(special_tokens(tokenizer))
 
     def set_control(self, tokens: Collection[str], ends: str = "") -> None:
@@ -61,8 +71,12 @@ class ChatTemplate:
         return self._control_but_own if message.role in ("assistant", "system") else self._control
 
     def written(self, messages: Sequence[Message]) -> str:
-        """Return the text of a complete conversation without marks."""
-        return "".join(piece for piece, _ in pieces_of(self.render(messages, generate=False)))
+        """Return the text of a conversation without marks.
+
+        Raises:
+            TemplateError: an error of `complete`.
+        """
+        return "".join(piece for piece, _ in pieces_of(self.complete(messages, generate=False)))
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
         """Return the text of a conversation, with the control tokens of its messages marked.
@@ -84,6 +98,54 @@ class ChatTemplate:
         if "tool_calls" in self.source:
             check_calls(put, text, lambda renamed: self._rendered(renamed, generate=generate))
         return text
+
+    def complete(self, messages: Sequence[Message], *, generate: bool) -> str:
+        """Return the text of a conversation, as `render` does, if something of each message's content is in
+        it. The thoughts of earlier responses may be left out; of a text beside calls, a warning says so.
+
+        To find out, the conversation is rendered with other contents, which stand nowhere else. This is done
+        once for each sequence of roles and fields.
+
+        Raises:
+            TemplateError: an error of `render`; or the template writes nothing of a message's content.
+        """
+        shape = (
+            generate,
+            *(
+                (
+                    message.role,
+                    not message.content.strip(),
+                    *sorted(filter(message.fields.get, message.fields)),
+                )
+                for message in messages
+            ),
+        )
+        if shape not in self._complete:
+            for place in self._left_out(messages, generate=generate):
+                role = messages[place].role
+                if messages[place].fields.get("tool_calls") and "tool_calls" in self.source:
+                    warn(
+                        "the chat template writes nothing of the text beside the calls of a message; where "
+                        "it matters, choose another template"
+                    )
+                    continue
+                raise TemplateError(
+                    f"the chat template writes nothing of the message {shown(messages[place].content, 60)}, "
+                    f"which has the role {role}; {_INSTEAD.get(role, 'give it another role')}, or choose "
+                    "another template"
+                )
+            self._complete.add(shape)
+        return self.render(messages, generate=generate)
+
+    def _left_out(self, messages: Sequence[Message], *, generate: bool) -> list[int]:
+        """Return the places of the messages whose content a template leaves out, whatever the content."""
+        names = [f"oatmessage{place}x" * bool(each.content.strip()) for place, each in enumerate(messages)]
+        named = [replace(each, content=name) for each, name in zip(messages, names, strict=True)]
+        try:
+            text = self.render(named, generate=generate).lower()
+        except TemplateError:  # it may take other contents than its own as a fault
+            return []
+        return [place for place, name in enumerate(names) if name not in text]
 
     @cached_property
     def calls(self) -> CallStyle:
@@ -112,9 +174,10 @@ class ChatTemplate:
             generate: True ends the text with the generation prompt.
 
         Raises:
-            TemplateError: the template fails, or leaves the response out.
+            TemplateError: the template fails, or leaves the response or one of `messages` out.
         """
-        text = self.render([USER, RESPONSE, *messages], generate=generate)
+        write = self.complete if messages else self.render
+        text = write([USER, RESPONSE, *messages], generate=generate)
         head, found, tail = text.partition(RESPONSE.content)
         if not found:
             raise TemplateError(

@@ -3,8 +3,9 @@ instruction, worked examples, the question, and a cue, after which the answer be
 written for this package.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oat.errors import TemplateError
 from oat.types import Message
@@ -41,6 +42,12 @@ class Form:
     cue: str
     examples: tuple[Example, ...]
     stop: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Form":
+        """Return the form of which `dataclasses.asdict` made `plain`."""
+        examples = tuple(Example(**each) for each in plain["examples"])
+        return cls(**{**plain, "examples": examples, "stop": tuple(plain["stop"])})
 
     def render(self, question: str, few_shot: int = 0) -> str:
         """Return the text that a model continues. It ends with the cue, without a space after the cue.

@@ -19,20 +19,20 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from oat.errors import TemplateError
-from oat.text.answers import is_text, refuse_empty, refuse_other_history, response_text, turns_of
+from oat.text.answers import is_text, refuse_empty, refuse_other_history, response_text, turns_of, whole_text
 from oat.text.chat_template import RESPONSE, USER, ChatTemplate, special_tokens
-from oat.text.control_tokens import any_of, marked
+from oat.text.control_tokens import any_of, is_own, marked
 from oat.text.decoding import Decoder, Ids
 from oat.text.encoding import Encoder
 from oat.text.joining import Joiner
 from oat.text.openings import Openings, cut, plain_opening
-from oat.text.question_forms import Example, Form
+from oat.text.question_forms import Form
 from oat.text.template_study import Turn, look_for_rewriting, study_control, study_turn
 from oat.text.templates import check_chatml, load_template, on_day, plain_prompt, proposal
 from oat.text.text_ends import text_ends
@@ -145,17 +145,8 @@ class Renderer:
     def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
         """Make a renderer from a tokenizer and the attribute `definition` of another renderer."""
         form, day = definition["question"], definition["date"]
-        question = form and Form(
-            **{
-                **form,
-                "examples": tuple(Example(**each) for each in form["examples"]),
-                "stop": tuple(form["stop"]),
-            }
-        )
-        return cls(
-            tokenizer,
-            **{**definition, "question": question, "date": day and datetime.date.fromisoformat(day)},
-        )
+        given = {"question": form and Form.of(form), "date": day and datetime.date.fromisoformat(day)}
+        return cls(tokenizer, **{**definition, **given})
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
         """Return the ids that a model continues, (T,) int32. With a chat template, they end with the
@@ -211,20 +202,22 @@ class Renderer:
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
         """Return the ids of a complete conversation for a reward model, (T,) int32. With a chat template, the
-        template renders all messages at once. Without a template, the ids are those of the prompt, the
-        response and the end-of-text.
+        template renders all messages at once; if it then leaves out or changes a part of the response other
+        than white space, the response's own text follows the prompt (`answers.whole_text`). Without a
+        template, the ids are those of the prompt, the response and the end-of-text.
 
         Args:
             messages: the messages before the response.
 
         Raises:
-            TemplateError: the template refuses the conversation, or the conversation needs a template.
+            TemplateError: the template refuses the conversation or leaves out a message, or there is none.
         """
         answered = [*messages, Message("assistant", response)]
         if self._chat is None:
             ids = self.loss_mask(answered, prompt=len(messages))[0]
             return np.append(ids, np.array(self._decoder.suffix[1:], np.int32))
-        return self._joiner.marked(self._chat.render(self._with_system(answered), generate=False))
+        whole = self._with_system(answered)
+        return self._joiner.marked(whole_text(self._chat, self._turn, whole, self._opening))
 
     def within(self, messages: Sequence[Message], text: str) -> np.ndarray:
         """Return the ids, (T,) int32, of a text behind a prompt, without an end. Special tokens in the text
@@ -376,13 +369,14 @@ class Renderer:
 
     def text(self, ids: Ids, after: Ids = ()) -> str:
         """Return the text of a response for oracles and people, as the model wrote it. It has no tokens that
-        end a response, and ends before the first stop string; or behind it, if that closes a tag which the
-        text opens (`</answer>`). If `special_tokens` is "drop", it has no special tokens.
+        end a response, except those of `is_own` in `eos_ids`, such as </answer>. It ends before the first
+        stop string; or behind it, if that closes a tag which the text opens (`</answer>`). If
+        `special_tokens` is "drop", it has no special tokens.
 
         Args:
             after: the ids before the response; only the last one matters. Empty: the response begins a text.
         """
-        return self.cut(self._text([id for id in map(int, ids) if id not in self.stop_ids], after))
+        return self.cut(self._text([id for id in map(int, ids) if id not in self._silent], after))
 
     def text_ends(self, ids: Ids, after: Ids = ()) -> np.ndarray:
         """Return the number of characters of `text(ids, after)` that are complete after each of the ids.
@@ -393,7 +387,7 @@ class Renderer:
         Returns:
             (T,) int32, never falling. The last entry, if there is one, is the length of the text.
         """
-        is_kept = np.array([int(i) not in self.stop_ids for i in ids], dtype=bool)
+        is_kept = np.array([int(i) not in self._silent for i in ids], dtype=bool)
         kept = [int(i) for i in np.asarray(ids)[is_kept]]
         pieces = self._decoder.pieces(kept, after, keeps_special=self._keeps_special)
         text = self._text(kept, after)
@@ -413,6 +407,12 @@ class Renderer:
         """Return a text up to its first stop string. One that closes a tag belongs to the text."""
         return cut(text, self.stop)
 
+    @cached_property
+    def _silent(self) -> frozenset[int]:
+        """The ids that end a response and are no part of its text."""
+        added, always = self._decoder.added, (self.tokenizer.eos_token_id, self._turn.end_id)
+        return frozenset(id for id in self.stop_ids if id in always or not is_own(added.get(id, "")))
+
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         return messages if self._question is None else self._question.put(messages, self._few_shot)
 
@@ -421,7 +421,7 @@ class Renderer:
         marked."""
         messages = self._asked(messages)
         if self._chat is not None:
-            return self._chat.render(self._with_system(messages), generate=True)
+            return self._chat.complete(self._with_system(messages), generate=True)
         return plain_prompt(messages, self.tokenizer)
 
     def _opening(self, asked: Sequence[Message], text: str) -> Opening:
