@@ -306,6 +306,7 @@ KEEPS = {
     "last system": "m.role != 'system' or loop.last or messages[loop.index].role != 'system'",
     "last answers": "m.role != 'assistant' or loop.index > messages | length - 2",
     "three roles": "m.role in ('user', 'assistant', 'system')",
+    "system before prompts": "m.role != 'system' or add_generation_prompt",
     "calls alone": "not m.tool_calls",
 }
 """What templates write of a conversation: the messages of which this is true."""
@@ -330,10 +331,11 @@ def test_no_message_is_left_out(tokenizer, tmp_path, recwarn, what):
                 with pytest.raises(TemplateError):
                     render(messages, "yes")
             continue
-        lost = [part for part, times in mentions(messages).items() if text.count(part) < times]
-        assert lost == ["oatcalls"] * (what == "calls alone" and CALLED in messages)
-        assert not lost or any("beside the calls" in str(each.message) for each in recwarn)
-    assert (refused == 0) == (what == "calls alone")
+        for told in (text, renderer.decode(renderer.whole(messages, "yes"))):
+            lost = [part for part, times in mentions(messages).items() if told.count(part) < times]
+            assert lost == ["oatcalls"] * (what == "calls alone" and CALLED in messages)
+            assert not lost or any("beside the calls" in str(each.message) for each in recwarn)
+    assert (refused == 0) == (what in ("calls alone", "system before prompts"))
     sampled = np.concatenate([renderer.prompt([user("a")]), renderer.response("b")])
     for role in {*ROLES} - {"assistant"}:
         with suppress(TemplateError):

@@ -63,7 +63,8 @@ def whole_text(
     """Return the text of a complete conversation, as the template renders it.
 
     The rendering of some templates lacks a part of the last response, such as its thoughts, or what stands
-    between two of them. Then the result is the prompt, followed by the response's own text and the usual end.
+    between two of them. Others write the system message only before the generation prompt. Then the result is
+    the prompt, followed by the response's own text and the usual end.
 
     Args:
         messages: the conversation, the system message included, with a response at its end.
@@ -71,17 +72,16 @@ def whole_text(
             messages and the text of the prompt.
 
     Raises:
-        TemplateError: the template refuses the conversation, or leaves out a message before the response.
+        TemplateError: the template refuses the prompt, or leaves out a message of it.
     """
     *asked, response = messages
-    rendered = chat.complete(messages, generate=False)
     written = "".join(chat.content(response).split())
-    times = [
-        "".join(text.split()).count(written)
-        for text in (rendered, chat.render([*asked, RESPONSE], generate=False))
-    ]
-    if not written or times[0] > times[1]:
-        return rendered
+    with suppress(TemplateError):
+        rendered = chat.complete(messages, generate=False)
+        other = chat.render([*asked, RESPONSE], generate=False)
+        times = ["".join(text.split()).count(written) for text in (rendered, other)]
+        if not written or times[0] > times[1]:
+            return rendered
     prompt = chat.complete(asked, generate=True)
     begun = opening(asked, prompt)
     if begun.tags:
