@@ -132,6 +132,7 @@ HARMLESS: Mapping[str, Change] = {
     "settings of drawing": said_of_generation(eos_token_id=0, do_sample=True, temperature=0.6, top_p=0.9),
     "a processor": lambda folder: (folder / "preprocessor_config.json").write_text("{}"),
 }
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 538090408\n"
 SAID: Mapping[str, Change] = {
     "weights in pickles": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"no pickle"),
     "weights of other frameworks": lambda folder: (folder / "tf_model.h5").write_bytes(b"no weights"),
@@ -143,6 +144,7 @@ SAID: Mapping[str, Change] = {
     "a broken adapter": lambda folder: (folder / "adapter_config.json").write_text("{"),
     "code": said_in_config(auto_map={"AutoModelForCausalLM": "own.Model"}),
     "penalties": said_of_generation(eos_token_id=0, repetition_penalty=1.2, suppress_tokens=[1]),
+    "penalties of strings": said_of_generation(eos_token_id=0, stop_strings=["x"]),
     "more tensors than the model has": with_tensors(
         lambda held: held.update({"model.layers.9.more": torch.ones(2)})
     ),
@@ -168,6 +170,7 @@ REFUSED: Mapping[str, Change] = {
     ),
     "shards that have the model by two names": shards_of_two_names,
     "a configuration for other versions": of_other_versions,
+    "pointers in place of weights": lambda folder: (folder / SINGLE).write_text(POINTER),
     "settings that are no JSON": lambda folder: (folder / "generation_config.json").write_text("{"),
 }
 CHANGED = {**HARMLESS, **SAID, **REFUSED}
@@ -256,6 +259,7 @@ def test_a_folder_is_read_as_its_configuration_says(
             continue
         assert bool(message) == (name in REFUSED), (loader, message)
         assert "\n" not in message
+        assert ("Git LFS" in message) == ("pointers" in name), message
         assert bool(said) == (name in SAID), (loader, said)
         assert len(set(said)) == len(said)
         if message:

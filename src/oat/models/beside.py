@@ -46,9 +46,12 @@ _NEUTRAL: dict[str, Any] = {
     "sequence_bias": None,
     "exponential_decay_length_penalty": None,
     "watermarking_config": None,
+    "stop_strings": None,
 }
-"""Fields of generation_config.json that change which token is the most probable one, and the values with
-which they change nothing."""
+"""Fields of generation_config.json that change which token is the most probable one, or where a text ends,
+and the values with which they change nothing."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""The beginning of a file that stands for another one in a clone without Git LFS."""
 
 
 def refuse_config(config: Any, path: str) -> None:
@@ -107,6 +110,18 @@ def say_left_over_adapter(path: str, adapter: str | None = None) -> None:
         )
 
 
+def pointer_in(path: str) -> str | None:
+    """Return the name of a file in a directory that is a pointer of Git LFS in place of the weights, the
+    tokenizer or the configuration; None: there is none."""
+    folder = seen(path)
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        if name.endswith((".safetensors", ".json")):
+            with suppress(OSError), open(folder / name, "rb") as file:
+                if file.read(len(_POINTER)) == _POINTER:
+                    return name
+    return None
+
+
 def has_left_over_adapter(path: str) -> bool:
     """Return True if a directory, or a hub model in the local cache, has a whole model and an adapter."""
     return _find(path, ADAPTER) is not None and any(_find(path, name) is not None for name in _READ)
@@ -142,7 +157,8 @@ def say_unused_settings(path: str) -> None:
     if unused:
         warn(
             f"the generation_config.json of {path} sets {', '.join(unused)}, which transformers' `generate` "
-            "would apply, and which is not used here: a response is drawn from the model's own probabilities"
+            "would apply, and which is not used here: a response is drawn from the model's own probabilities "
+            "(sampling.stop has the strings that end it)"
         )
 
 

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from oat.errors import ModelError, did_you_mean
 from oat.files import located, seen, start
 from oat.models.beside import (
+    pointer_in,
     refuse_config,
     refuse_named_files,
     say_left_over_adapter,
@@ -131,9 +132,14 @@ def refusing(what: str, path: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModelError:
-        raise
-    except LIBRARY_ERRORS as error:
+    except (ModelError, *LIBRARY_ERRORS) as error:
+        if name := pointer_in(path):
+            raise ModelError(
+                f"the {name} of {path} is a pointer of Git LFS, not the file itself; fetch it with `git lfs "
+                "pull`"
+            ) from error
+        if isinstance(error, ModelError):
+            raise
         raise _refusal(what, path, error) from error
 
 
