@@ -33,7 +33,8 @@ class Connection:
 
     Raises:
         LedgerError: the database cannot be opened, is not a ledger, has an unknown schema version, is on a
-            network file system, or is a link although it is to be written. Or the folder of the trajectories cannot be made.
+            network file system, or is a link although it is to be written. Or the folder of the trajectories
+            cannot be made.
     """
 
     is_read_only: ClassVar[bool] = True
@@ -76,8 +77,8 @@ class Connection:
         self.standing = Standing(*databases, self.files.directory)
 
     def _refuse_other_names(self) -> None:
-        """Refuse a database that a second file name leads to. A database is changed in place, so a copy of the
-        run that is made of links would change with it."""
+        """Refuse a database that a second file name leads to. It is changed in place, so a copy of the run
+        that is made of links would change with it."""
         for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
             is_link = path.is_symlink()
             if is_link or (path.exists() and path.stat().st_nlink > 1):
