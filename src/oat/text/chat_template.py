@@ -1,8 +1,10 @@
 """Chat templates with a tokenizer: conversations are rendered to text, and the text is turned into ids."""
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from oat.errors import TemplateError, described, shortened
 from oat.text.control_tokens import any_of, has_marks, is_own, marked, pieces_of, without_json_escapes
 from oat.text.joining import Joiner
-from oat.text.recorded_calls import CallStyle, check_calls, study_calls
+from oat.text.recorded_calls import CallStyle, check_calls, check_read_back, study_calls
 from oat.types import Message
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.joiner = joiner
         self.source = source
+        self._read_back: set[str] = set()
         self.set_control(special_tokens(tokenizer))
 
     def set_control(self, tokens: Collection[str], ends: str = "") -> None:
@@ -71,7 +74,8 @@ class ChatTemplate:
             generate: True ends the text with the generation prompt.
 
         Raises:
-            TemplateError: the template fails; it leaves out a call of a tool; or a call cannot be rendered.
+            TemplateError: the template fails; it leaves out a call of a tool; a call cannot be rendered, or
+                not so that it is read back.
         """
         conversation = [
             {**marked(message.fields, self._control), "role": message.role, "content": self.content(message)}
@@ -83,7 +87,16 @@ class ChatTemplate:
         text = self._rendered(put, generate=generate)
         if "tool_calls" in self.source:
             check_calls(put, text, lambda renamed: self._rendered(renamed, generate=generate))
+            for calls in filter(None, (message.fields.get("tool_calls") for message in messages)):
+                self._check_read_back(calls)
         return text
+
+    def _check_read_back(self, calls: list[Any]) -> None:
+        key = json.dumps(calls)
+        if key not in self._read_back:
+            # no marks: what is written here is what a response will have as text
+            check_read_back(calls, self.calls, lambda messages: self._rendered(messages, generate=False))
+            self._read_back = {*islice(self._read_back, 100), key}  # a record is rendered several times
 
     @cached_property
     def calls(self) -> CallStyle:
