@@ -96,7 +96,7 @@ class ChatTemplate:
         return text
 
     def _check_read_back(self, calls: list[Any]) -> None:
-        key = json.dumps(calls)
+        key = json.dumps(calls, default=repr)
         if key not in self._read_back:
             # no marks: what is written here is what a response will have as text
             check_read_back(calls, self.calls, lambda messages: self._rendered(messages, generate=False))
