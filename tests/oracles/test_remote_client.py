@@ -49,11 +49,18 @@ def answers(
     oracle: RemoteOracle | Preferences, questions: list[Question], seconds: float = 20.0
 ) -> list[Answer]:
     tickets = oracle.submit(questions)
-    found = {}
+    found = collected(oracle, tickets, seconds)
+    return [found[ticket] for ticket in tickets]
+
+
+def collected(
+    oracle: RemoteOracle | Preferences, tickets: list[str], seconds: float = 20.0
+) -> dict[str, Answer]:
+    found: dict[str, Answer] = {}
     end = time.monotonic() + seconds
     while len(found) < len(tickets) and time.monotonic() < end:
         found.update(oracle.collect([ticket for ticket in tickets if ticket not in found], 1.0))
-    return [found[ticket] for ticket in tickets]
+    return found
 
 
 @pytest.mark.inventory(82)
@@ -184,15 +191,12 @@ def test_refusals_of_all_later_questions_end_the_run(server: FaultyServer, statu
         questions = [make_question("p", "a" * n, occurrence=n) for n in (first, first + 1)]
         tickets = oracle.submit(questions)
         with pytest.raises(RefusalError, match="no model"):
-            while True:
-                assert oracle.collect(tickets, 20.0) == []
+            collected(oracle, tickets)
     long = "b" * 50
     server.answer = lambda asked: Reply(status=status) if long in str(asked.body) else feedback(asked)
     tickets += oracle.submit([make_question("p", long, occurrence=5)])
-    found: dict[str, Answer] = {}
     with pytest.warns(OatWarning, match="counts as failed"):
-        while len(found) < len(tickets):
-            found.update(oracle.collect(tickets, 20.0))
+        found = collected(oracle, tickets)
     assert [found[ticket].marks for ticket in tickets] == [("ok",), ("ok",), ("failed",)]
     oracle.close()
 

@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that reads `5e-4` as a number. In YAML 1.1 this is a string."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml is fast
     """Writes YAML that `_Loader` reads back. The string "5e-4" is written in quotes. Line ends of every kind
     are written as escapes, since SafeDumper loses some."""
 

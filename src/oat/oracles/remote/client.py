@@ -8,7 +8,7 @@ server makes the batches.
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
@@ -151,9 +151,7 @@ class RemoteOracle(Oracle):
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
-        for ticket in [each for each in due if each in self._again or self._is_of_all(each)]:
-            self._again.discard(ticket)
-            self._calls[ticket] = self._sent(self._calls[ticket].question, self._calls[ticket].since)
+        self._send_again(self._again.intersection(due))
         end = time.monotonic() + seconds
         while not (ended := self._ended(due)) and due and (left := end - time.monotonic()) > 0:
             wait(self._under_way(), timeout=left, return_when=FIRST_COMPLETED)
@@ -185,7 +183,9 @@ class RemoteOracle(Oracle):
 
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
         """Return, by ticket, the error of each call of `tickets` that has ended; None if the call brought an
-        answer. Refused questions are left out while it is not clear whether the server refuses all."""
+        answer. Refused questions are left out while it is not clear whether the server refuses all. Those
+        that it refused while it did are sent again."""
+        self._send_again([each for each in tickets if self._is_of_all(each)])
         calls = self._calls.copy()  # another thread may submit meanwhile
         done = {ticket: call.future.exception() for ticket, call in calls.items() if call.future.done()}
         good = (calls[ticket] for ticket, error in done.items() if error is None)
@@ -195,15 +195,24 @@ class RemoteOracle(Oracle):
         unclear = {each for each in tickets if is_open and self._is_unclear(each)}
         return {ticket: done[ticket] for ticket in tickets if ticket in done and ticket not in unclear}
 
+    def _send_again(self, tickets: Iterable[str]) -> None:
+        for ticket in tickets:
+            self._again.discard(ticket)
+            self._calls[ticket] = self._sent(self._calls[ticket].question, self._calls[ticket].since)
+
     def _find_out(self, tickets: Sequence[str]) -> None:
         """Find out whether the server still answers after it has refused questions of `tickets`: send a
-        question once more that it has answered before."""
+        question once more that it has answered before.
+
+        Raises:
+            RefusalError: the server refuses that question, too.
+        """
         if self._check is not None and self._check[1].done():
             (asked, again), self._check = self._check, None
-            if again.exception() is None:
-                self._refused_alone.update(asked)
-            else:
+            if again.exception() is not None:
                 self._closed = time.monotonic()
+                raise next(error for each in asked if (error := self._calls[each].future.exception()))
+            self._refused_alone.update(asked)
         unknown = [each for each in tickets if self._is_unclear(each)]
         if unknown and self._check is None and self._good is not None:
             self._check = unknown, self._sent(self._good.question, time.monotonic()).future
