@@ -108,6 +108,12 @@ class _Tool:
                     f"the tool {name} takes {signature}, and a call gives arguments by name, which "
                     f"{parameter.name} cannot have; {wrap}"
                 )
+            if type(parameter.default).__name__ == "FieldInfo":  # only a framework would read it
+                raise ConfigError(
+                    f"the default of {parameter.name} of the tool {name} is a Field of pydantic, which the "
+                    f"tool itself would get; write {parameter.name}: Annotated[..., Field(...)], with the "
+                    "default behind it"
+                )
         try:
             made = "__init__" if isinstance(function, type) else ""
             types = get_type_hints(getattr(function, made) if made else function, include_extras=True)
