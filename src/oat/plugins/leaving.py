@@ -13,16 +13,19 @@ from typing import Any
 
 _unfinished: set[int] = set()
 """The processes in which a run goes on."""
+_workers: set[int] = set()
+"""The processes that a run can replace."""
 
 
 def hold(is_called: Callable[[], object], is_installed: Callable[[str], bool]) -> None:
-    """Let these functions raise SystemExit while users' code is called in this process. This is done once.
+    """Let these functions raise SystemExit while users' code is called in this process. This is done once,
+    and not in a worker.
 
     Args:
         is_called: returns a true value if users' code is called now.
         is_installed: returns True if a file does not belong to the user.
     """
-    if hasattr(os._exit, "__wrapped__"):
+    if hasattr(os._exit, "__wrapped__") or os.getpid() in _workers:
         return
 
     def leave(real: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -42,6 +45,11 @@ def hold(is_called: Callable[[], object], is_installed: Callable[[str], bool]) -
     for name in ("_exit", "execv", "execve"):
         real = getattr(os, name)
         setattr(os, name, functools.wraps(real)(functools.partial(leave, real)))
+
+
+def let_go() -> None:
+    """Say that this process is a worker, which users' code may end: the run notices it."""
+    _workers.add(os.getpid())
 
 
 @contextmanager
