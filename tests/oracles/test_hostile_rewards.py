@@ -317,10 +317,11 @@ def test_inference_mode_cannot_be_put_back() -> None:
 
 def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has a file is opened again."""
-    monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115
-    with pytest.warns(OatWarning, match=r"changed sys.stdout"):
-        ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
-    print("a", flush=True)
+    with open(os.devnull, "w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with pytest.warns(OatWarning, match=r"changed sys.stdout"):
+            ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
+        print("a", flush=True)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with pytest.raises(OracleError) as found:
         ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
