@@ -5,9 +5,22 @@ import datetime
 import decimal
 import enum
 import json
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict, Union
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    TypedDict,
+    TypeVar,
+    Union,
+)
 
+import annotated_types
 import msgspec
 import pydantic
 import pytest
@@ -89,6 +102,59 @@ class Unhashed(NamedTuple):
 
 
 Metres = NewType("Metres", float)
+Small = Annotated[int, annotated_types.Interval(ge=0, lt=5)]
+Age = NewType("Age", Small)  # type: ignore[valid-newtype]
+Number = TypeVar("Number", int, float)
+Bounded = TypeVar("Bounded", bound=Point)
+T = TypeVar("T")
+
+
+@dataclass
+class Box(Generic[T]):
+    held: T
+    more: "list[T]" = field(default_factory=list)
+
+
+class Boxed(Box[int]):
+    pass
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    a: int
+    b: Annotated[str, pydantic.Field(max_length=1)] = "b"
+
+
+class Outer(pydantic.BaseModel):
+    inner: list[Model] = []
+    named: dict[str, Model] = {}
+    x: int = pydantic.Field(0, alias="y")
+    of: Checked | None = None
+
+
+class Root(pydantic.RootModel[list[int]]):
+    pass
+
+
+class Kept(pydantic.BaseModel):
+    model_config = {"extra": "allow"}
+    a: int
+
+
+class Grid(enum.Enum):
+    P = (1, 2)
+
+
+@dataclass
+class Endless:
+    next: "Endless"
+
+
+@dataclass
+class Chain:
+    next: "Chain | None" = None
+    all: "list[Chain]" = field(default_factory=list)
+
 
 UNION = Union[int, str]  # noqa: UP007
 ANNOTATIONS: list[Any] = [
@@ -111,6 +177,10 @@ ANNOTATIONS: list[Any] = [
         datetime.datetime,
         Annotated[list[Any], msgspec.Meta()],
     ),
+    *(Age, Box[int], Boxed, Box[Box[str]], Checked, Outer, Root, Kept, Chain, Literal[Colour.RED]),
+    *(Annotated[list[Model], msgspec.Meta(max_length=1)], Annotated[Colour, msgspec.Meta(title="c")]),
+    *(Annotated[list[Point], annotated_types.Len(1, 2)], Annotated[int | None, pydantic.Field(ge=0)]),
+    *(Annotated[abc.Iterable[int], annotated_types.MinLen(1)], Annotated[str, pydantic.Field(title="s")]),
 ]
 TEXTS = ("", "a", "1", "2.0", "red", "null", "true", "[1]", '{"x": 1}', "b", "2020-01-02", "nan", "inf")
 NAMES = ("x", "y", "near", "name", "size", "a", "1")
@@ -145,6 +215,26 @@ def test_what_a_tool_gets_is_of_the_annotated_type(value: Any) -> None:
             assert not isinstance(got, Written)
 
 
+PLAIN: list[Any] = [
+    *(list[int], list[str], list[float], list[bool], dict[str, int], dict[str, str], list[list[int]], int),
+    *(list[list[str]], dict[str, list[int]], dict[str, list[str]], list[dict[str, str]], str, None),
+]
+STRICT = [(member, pydantic.TypeAdapter(member)) for member in PLAIN]
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(st.permutations(STRICT), VALUES)
+def test_of_a_union_a_value_stays_what_it_is(members: list[Any], value: Any) -> None:
+    """If pydantic, which converts nothing here, reads a value as a member, no other member changes it. Nor is
+    a field of an object changed, if another class takes it as it is."""
+    texts = ["007", "1e3", "true", "1.10", "null"]
+    for each in (value, texts, [texts], dict.fromkeys(NAMES, "01"), {"a": texts}, [{"a": "0"}], "01"):
+        for _, adapter in members:
+            with suppress(pydantic.ValidationError):
+                if repr(adapter.validate_json(json.dumps(each), strict=True)) == repr(each):
+                    assert repr(converted(each, Union[tuple(one for one, _ in members)])) == repr(each)  # noqa: UP007
+
+
 @pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
 def test_every_annotation_is_possible(annotation: Any) -> None:
     assert is_possible(annotation)
@@ -156,6 +246,7 @@ def test_every_annotation_is_possible(annotation: Any) -> None:
         *(type, abc.Callable, complex, list[complex], range, dict[str, type]),
         *(set[list[int]], frozenset[dict[str, int]], abc.Set[Point], set[Place], set[tuple[int, list[int]]]),
         *(dict[list[int], int], dict[str, set[Model]], set[set[int] | abc.Sequence[int]], set[abc.Set[int]]),
+        *(Literal[b"a"], Literal[Grid.P], Grid, enum.Enum("Empty", []), datetime.tzinfo, Endless, Box[type]),
     ],
     ids=str,
 )
@@ -193,6 +284,23 @@ def test_what_no_json_can_be_is_not(annotation: Any) -> None:
         (1, Colour, Colour.ONE),
         ({"a": 1}, Model, Model(a=1)),
         ({"name": "a"}, Point | Place, {"name": "a"}),
+        ({"held": "1", "more": [2.0]}, Box[int], Box(1, [2])),
+        ({"held": "1"}, Boxed, Boxed(1)),
+        ({"held": {"held": 1, "more": []}}, Box[Box[float]], Box(Box(1.0))),
+        ({"a": "3"}, Checked, Checked(3)),
+        ("3", Number, 3),
+        ({"x": "1"}, Bounded, Point(1)),
+        ("red", Literal[Colour.RED], Colour.RED),
+        ("4", Age, 4),
+        (" a", Annotated[str, pydantic.StringConstraints(strip_whitespace=True)], "a"),
+        (None, Annotated[int | None, pydantic.Field(ge=0)], None),
+        ([1], Annotated[abc.Iterable[int], annotated_types.MinLen(1)], [1]),
+        ({"a": "1", "b": True}, Kept, Kept(a=1, b=True)),  # type: ignore[call-arg]
+        (["1"], list[int] | set[str], {"1"}),
+        ({"a": "01"}, Model | Listed, Listed("01")),
+        ({"x": 1, "y": "2"}, Point | dict[str, float], {"x": 1.0, "y": 2.0}),
+        ({"y": 1, "inner": [{"a": 2}]}, Outer, Outer(y=1, inner=[Model(a=2)])),
+        ({"next": {"all": [{}]}}, Chain, Chain(Chain(None, [Chain()]))),
         (Written("3"), str, "3"),
         (Written("3"), int, 3),
         (Written("3"), int | str, 3),
@@ -249,6 +357,29 @@ def test_what_is_converted(value: Any, annotation: Any, wanted: Any) -> None:
         ({"x": 1}, Own),
         ({"a": 1}, Exits),
         (1e300, datetime.timedelta),
+        (5, Small),
+        (-1, Age),
+        (-1, list[Small]),
+        (5, Literal[Colour.RED]),
+        ("abc", Box[int]),
+        ({"held": "abc"}, Box[int]),
+        ({"held": 1, "more": ["b"]}, Boxed),
+        ("abc", Number),
+        ({"z": 1}, Bounded),
+        ({"a": 1, "c": 1}, Checked),
+        ({"a": 1, "b": "bb"}, Checked),
+        (99, Annotated[int, pydantic.Field(le=10)]),
+        ("b", Annotated[str, pydantic.Field(pattern="^a")]),
+        ([], Annotated[list[Point], annotated_types.Len(1, 2)]),
+        ([{"a": 1}, {"a": 2}], Annotated[list[Model], msgspec.Meta(max_length=1)]),
+        ("a", Annotated[str, annotated_types.Predicate(str.isupper)]),
+        ({"a": True}, Model),
+        ({"a": 1, "b": 2}, Model),
+        ({"inner": [{"a": 1, "b": 2}]}, Outer),
+        ({"named": {"a": {"a": False}}}, Outer),
+        ({"x": 1}, Outer),
+        ({"of": {"a": 1, "c": 1}}, Outer),
+        ([True], Root),
     ],
 )
 def test_what_is_refused(value: Any, annotation: Any) -> None:

@@ -1,5 +1,6 @@
 """What is told of a tool's result: the same in two equal runs, whatever the tool returns or raises."""
 
+import argparse
 import asyncio
 import ctypes
 import functools
@@ -7,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
+from damages import DAMAGES, STREAMS
 
 from oat.environments.tools import ToolAnswer, Tools, bracket_calls, tools_of
 from oat.errors import EpisodeError, OatWarning
@@ -187,6 +190,13 @@ RAISED: dict[str, Any] = {
 }
 
 
+class Sized:
+    """As pandas and argparse do, it makes a text for the terminal."""
+
+    def __repr__(self) -> str:
+        return f"{shutil.get_terminal_size()} {argparse.ArgumentParser('a', usage='b ' * 99).format_help()}"
+
+
 def told(results: dict[str, Any], raised: dict[str, Any]) -> dict[str, str]:
     """Return what tools tell of results and of exceptions, by name."""
 
@@ -207,14 +217,29 @@ def told(results: dict[str, Any], raised: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
 def test_two_processes_tell_the_same() -> None:
-    """Another process with another seed of hashes, and other addresses, tells the same of all results."""
-    program = "import json, test_results as t; print(json.dumps(t.told(t.RESULTS, t.RAISED)))"
+    """Another process with another seed of hashes, other addresses and another terminal tells the same of all
+    results. It does so after tools have closed its streams and tried to leave it."""
+    results = {**RESULTS, "for a terminal": Sized()}
+    program = (
+        "import json, damages, test_results as t; d = damages.damaged(); "
+        "r = {**t.RESULTS, 'for a terminal': t.Sized()}; "
+        "print(json.dumps([d, t.told(r, t.RAISED)]))"
+    )
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.path.dirname(__file__)}
+    environment |= {"COLUMNS": "200", "LINES": "50"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, check=True
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=environment,
+        capture_output=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
     )
-    assert json.loads(done.stdout) == told(RESULTS, RAISED)
+    found, same = json.loads(done.stdout)
+    closed = {f"{call}({name})": "ok 0 0" for call in ("closes", "closes_async") for name in STREAMS}
+    assert found == {**DAMAGES, **closed}
+    assert done.stderr.decode().split("\n")[:-1] == [*found]
+    assert same == told(results, RAISED)
 
 
 def test_a_text_of_its_own_is_told_as_python_writes_it() -> None:

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 from typing import Any, BinaryIO
 
+import pydantic
 import pytest
 from cpu_time import seconds
 
@@ -56,6 +57,10 @@ def unread(text: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
 
 
 TOOLS = [calculator, power, anything, lookup, search, now, broken]
+
+
+def noted(x: int = pydantic.Field(ge=0)) -> int:
+    return x
 
 
 def call(name: str, /, **arguments: Any) -> str:
@@ -204,6 +209,8 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         ConfigError, match=r"the types of the tool unread .*NameError: name 'Nowhere'.*repair"
     ):
         Tools([unread])
+    with pytest.raises(ConfigError, match="the default of x of the tool noted is a Field of pydantic"):
+        Tools([noted])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ that names the function and the remedy, without a traceback. The process is left
 
 import asyncio
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -315,7 +316,13 @@ def test_inference_mode_cannot_be_put_back() -> None:
 
 
 def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115
+    """One that has a file is opened again."""
+    with open(os.devnull, "w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with pytest.warns(OatWarning, match=r"changed sys.stdout"):
+            ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
+        print("a", flush=True)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
     with pytest.raises(OracleError) as found:
         ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
     check_message(found.value, "closed sys.stdout")

@@ -161,7 +161,8 @@ CHANGES: tuple[Change, ...] = (
         "tools",
         "oat.environments.tools reads calls in every form in which published chat templates write them, but "
         "not within thoughts, checks their arguments by the annotations of the tools, and tells the model of "
-        "a tool's own exceptions, which ended the run",
+        "a tool's own exceptions, which ended the run; what a tool writes for a terminal is 80 columns "
+        "wide in any terminal",
         lambda config: config.sampling.environment is not None,
     ),
     Change(

@@ -16,6 +16,7 @@ from oat.cli.same_hashes import fix_hashes
 from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from
 from oat.plugins.loading import naming, place_of
+from oat.plugins.streams import is_closed
 
 COMMANDS = {
     "train": "start a run, or continue the one in its directory",
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if argv is None else argv)
         finally:
-            sys.stdout.flush()
+            if not is_closed(sys.stdout):  # a thread that users' code has left may close it
+                sys.stdout.flush()
     except BrokenPipeError:  # the program that read our lines has ended, as `head` does
         return _without_output(141)
     except OSError as error:
@@ -63,8 +65,8 @@ def _without_output(code: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
-            with suppress(OSError):
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code
 

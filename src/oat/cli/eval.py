@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from oat.cli.interruptible import hearing_signals
+from oat.plugins.leaving import unfinished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    with hearing_signals() as told, told.at_once():
+    with hearing_signals() as told, told.at_once(), unfinished():
         if arguments.against is not None:
             return _compare(arguments, flags)
         return _evaluate(arguments, flags)

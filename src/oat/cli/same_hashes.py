@@ -3,6 +3,9 @@
 Users' tools, environments and reward functions make texts and numbers from sets, as `", ".join(words)` does.
 Such a text does not show that another process would make another one. So the commands that call them start
 again with fixed hashes, unless `PYTHONHASHSEED` is set. Programs that a tool starts have these hashes too.
+
+Only hashes of texts, bytes and dates are fixed. Objects without a hash of their own have their address as
+one, which differs from process to process. A set of such objects has no fixed order.
 """
 
 import os

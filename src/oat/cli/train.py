@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from oat.cli.interruptible import hearing_signals
 from oat.errors import ConfigError, printable
 from oat.files import seen
+from oat.plugins.leaving import unfinished
 
 if TYPE_CHECKING:
     from oat.build.about import About
@@ -64,7 +65,8 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
             from oat.build.open_run import opened_again
 
         work = partial(_worked, about=make().about, profile=arguments.profile)
-        closing = opened_again(make, work, arguments.source, arguments.accept_changed, told)
+        with unfinished():
+            closing = opened_again(make, work, arguments.source, arguments.accept_changed, told)
     print(printable("\n".join(f"oat train: {line}" for line in closing)))
     return 0
 

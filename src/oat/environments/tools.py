@@ -34,7 +34,8 @@ from typing import Any, Literal, Self, get_type_hints
 from oat.environments.arguments import annotation_text, converted, copied, is_possible
 from oat.environments.results import error_text, result_text, same_text
 from oat.errors import ConfigError, EpisodeError, did_you_mean, is_signal, shortened, shown, warn
-from oat.plugins.calls import awaited, is_installed, last_place
+from oat.plugins.calls import awaited, is_installed, last_place, restoring
+from oat.plugins.streams import StandardStreams
 from oat.text.call_forms import ToolCall
 from oat.text.calls import bracket_calls, json_calls, template_calls
 from oat.types import Message
@@ -114,6 +115,12 @@ class _Tool:
                     f"the tool {name} takes {signature}, and a call gives arguments by name, which "
                     f"{parameter.name} cannot have; {wrap}"
                 )
+            if type(parameter.default).__name__ == "FieldInfo":  # only a framework would read it
+                raise ConfigError(
+                    f"the default of {parameter.name} of the tool {name} is a Field of pydantic, which the "
+                    f"tool itself would get; write {parameter.name}: Annotated[..., Field(...)], with the "
+                    "default behind it"
+                )
         try:
             made = "__init__" if isinstance(function, type) else ""
             types = get_type_hints(getattr(function, made) if made else function, include_extras=True)
@@ -178,7 +185,8 @@ class Tools:
       environment calls `await tools.answer_async(response)`, which uses the environment's loop.
     * A result is told as text (`environments/results.py`). One whose text has the address of an object, or
       the state of the process, ends the run, since two runs would differ.
-    * A tool that changes its arguments, or the filters of warnings, changes them for itself alone.
+    * A tool that changes its arguments, or the filters of warnings, changes them for itself alone. One that
+      closes or replaces a standard stream gets a warning, and `os._exit` is a fault of the tool.
 
     Attributes:
         parse, role: the arguments.
@@ -257,8 +265,9 @@ class Tools:
             return f"error: {fault}", "failed"
         filters = _Filters()
         try:
-            result = tool.function(**arguments)
-            text = result_text(awaited(result) if inspect.isawaitable(result) else result, tool.name)
+            with restoring(f"the tool {tool.name}", EpisodeError):
+                result = tool.function(**arguments)
+                text = result_text(awaited(result) if inspect.isawaitable(result) else result, tool.name)
         except BaseException as error:
             filters.put_back()
             return self._error(tool, error)
@@ -269,16 +278,19 @@ class Tools:
         tool, arguments, fault = self._prepared(call)
         if tool is None:
             return f"error: {fault}", "failed"
-        task, filters = asyncio.current_task(), _Filters()
+        # other calls change the process meanwhile, so only what was closed is known to be this tool's doing
+        task, filters, streams = asyncio.current_task(), _Filters(), StandardStreams(is_alone=False)
         try:
             result = tool.function(**arguments)
             text = result_text(await result if inspect.isawaitable(result) else result, tool.name)
         except BaseException as error:
             filters.put_back()
+            _tell_mended(tool, streams)
             if _ends(task, error):
                 raise
             return self._error(tool, error)
         filters.put_back()
+        _tell_mended(tool, streams)
         return text, "result"
 
     def _prepared(self, call: ToolCall) -> tuple[_Tool | None, dict[str, Any], str]:
@@ -340,6 +352,12 @@ class _Filters:
         if self._module.filters is not self._list or self._list != self._before:
             self._list[:] = self._before
             self._module.filters = self._list
+
+
+def _tell_mended(tool: _Tool, streams: StandardStreams) -> None:
+    """Open the standard streams again if an `async` tool has closed them, and warn of it."""
+    if mended := streams.mended():
+        warn(f"the tool {tool.name} closed {' and '.join(mended)}, which the run needs; it is open again")
 
 
 def _ends(task: "asyncio.Task[Any] | None", error: BaseException) -> bool:

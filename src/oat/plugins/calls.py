@@ -6,11 +6,13 @@ back after the call, with a warning:
 
 * torch: recording of gradients, default dtype and device, deterministic algorithms, precision of products,
   and autocast;
-* process: the streams `sys.stdout` and `sys.stderr`;
+* process: the streams `sys.stdin`, `sys.stdout` and `sys.stderr`, also if they were closed, and their files;
 * only for a call on the main thread: torch's number of threads, the handlers of SIGTERM and Ctrl-C, and a
   timer of SIGALRM that the call has set.
 
-If the state cannot be put back (inference mode, a closed stream), the call is an error. A call may change the
+If the state cannot be put back (inference mode, a closed stream that has no file), the call is an error. In a
+call, `os._exit` raises SystemExit (`leaving.py`), and programs that ask for the size of the terminal get one
+size in every terminal, since a text that is cut or folded there would differ. A call may change the
 random generators of torch, numpy and Python, because no result of a run depends on them. It may also change
 the working directory, because relative paths do not start there (`files.py`).
 """
@@ -27,10 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import OatError, described, is_signal, warn
+from oat.plugins.leaving import hold
+from oat.plugins.streams import NAMES, StandardStreams, is_closed
 
 _replaced: list[Any] = []
-"""Streams with which users' code has replaced `sys.stdout` or `sys.stderr`. They are kept, because a stream
-that is deleted may close the file to which it writes."""
+"""Streams with which users' code has replaced standard streams. They are kept, because a stream that is
+deleted may close the file to which it writes."""
+_TERMINAL = {"COLUMNS": "80", "LINES": "24", "POLARS_TABLE_WIDTH": "100"}
+"""Variables with the size of the terminal in calls. Python, pandas and rich heed the first two. The last is
+for polars, which asks the terminal itself unless the user has chosen a width."""
+_before: dict[str, str | None] = {}
+"""Their values outside calls."""
 _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": (False, False)}
 """Settings of torch directly after its import. They are put back if a call imports torch for the first
 time."""
@@ -56,6 +65,8 @@ def _begin_alone() -> None:
     other threads."""
     global _lock
     _lock = threading.RLock()
+    for kept in _under_way:
+        kept.files.drop()
     _under_way.clear()
 
 
@@ -207,17 +218,20 @@ class _Kept:
 
     def __init__(self) -> None:
         self._is_main = threading.current_thread() is threading.main_thread()
+        hold(lambda: _under_way, is_installed)
         with _lock:
-            self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+            self._streams = {name: getattr(sys, name) for name in NAMES}
+            self.files = StandardStreams(self._is_main and not _under_way)
             self._torch = (
                 {name: get() for name, (get, _) in self._settings().items()}
                 if "torch" in sys.modules
                 else None
             )
+            if not _under_way:
+                _before.update({name: os.environ.get(name) for name in _TERMINAL})
+                chosen = {name: os.environ[name] for name in ("POLARS_TABLE_WIDTH",) if name in os.environ}
+                os.environ.update(_TERMINAL | chosen)
             _under_way.append(self)
-        self._were_open = {
-            name for name, stream in self._streams.items() if not getattr(stream, "closed", False)
-        }
         self._handlers = (
             {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
             if self._is_main
@@ -235,6 +249,7 @@ class _Kept:
         with _lock:
             if self in _under_way:
                 _under_way.remove(self)
+                _put_back_terminal()
             changed = [*self._put_back_streams(), *self._put_back_handlers(), *self._put_back_torch()]
         if changed:
             warn(
@@ -244,8 +259,9 @@ class _Kept:
             )
 
     def _put_back_streams(self) -> Iterator[str]:
+        yield from self.files.mended()
         for name, stream in self._streams.items():
-            if name in self._were_open and getattr(stream, "closed", False):
+            if name in self.files.were_open and is_closed(stream):
                 self.lost = f"closed sys.{name}, where the run says what it does"
             elif (found := getattr(sys, name)) is not stream:
                 _replaced.append(found)
@@ -326,6 +342,15 @@ class _Kept:
         if self._is_main:
             settings["torch.set_num_threads"] = torch.get_num_threads, torch.set_num_threads
         return settings
+
+
+def _put_back_terminal() -> None:
+    """Put back the size of the terminal, if no call is in progress."""
+    for name, before in _before.items() if not _under_way else ():
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def _rings() -> bool:

@@ -83,8 +83,10 @@ def main() -> None:
 
 def _made(target: str, arguments: list[Any]) -> Callable[..., Any]:
     from oat.errors import escape_streams
+    from oat.plugins.leaving import let_go
     from oat.plugins.loading import load_symbol  # only after the limits are set
 
+    let_go()
     escape_streams()
     function: Callable[..., Any] = load_symbol(target)(*arguments)
     return function

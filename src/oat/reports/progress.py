@@ -7,6 +7,7 @@ the terminal can be used after a kill.
 """
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,7 +131,9 @@ class Display:
 
         self.run = run
         self.rows = list(rows)
-        self.console = Console(markup=False, highlight=False, emoji=False)
+        # users' code sees another size of the terminal (`plugins/calls.py`)
+        own = dict(os.environ)
+        self.console = Console(markup=False, highlight=False, emoji=False, _environ=own)
         self.cells: list[tuple[str, Any, Any]] = []
         self.done = 0.0
         self.left_s: float | None = None
