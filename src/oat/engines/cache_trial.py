@@ -1,7 +1,7 @@
 """The trial of a model with the engine's KV cache, and the size of its cached keys and values."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -77,7 +77,8 @@ def keys_of(lm: CausalLM) -> int:
         ModelError: our attention refuses the model's.
     """
     keys = _Keys()
-    with torch.no_grad(), outlining(), ShapesOnly():
+    has_experts = any(parameter.ndim > 2 for parameter in lm.module.parameters())
+    with torch.no_grad(), outlining(), ShapesOnly() if has_experts else nullcontext():
         # two tokens, since a mask of one token shows nothing
         two = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
         lm.hidden(two, positions=two, layout=keys)
