@@ -242,6 +242,8 @@ def printable(text: str) -> str:
     """Return text that is safe in a terminal or a page. Characters that a terminal would obey, such as
     control codes, and characters that change the order of letters become JSON escapes such as `\\u001b`. Line
     breaks, tabs and visible characters stay."""
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
     return "".join(
         c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f"
         for c in text

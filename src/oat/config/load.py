@@ -4,7 +4,6 @@
 A field that nothing reads is an error. Its message proposes similar fields that exist (`unknown_field`).
 """
 
-import copy
 import dataclasses
 import datetime
 import difflib
@@ -91,7 +90,7 @@ def parse_config(text: str) -> tuple[Config, Origins]:
         ConfigError: see `load_config`.
     """
     tree, origins = _parsed(Path("the run's configuration"), text)
-    return _converted(copy.deepcopy(tree), origins), dict(origins)
+    return _converted(_copied(tree), origins), dict(origins)
 
 
 def _converted(tree: dict[str, Any], origins: Origins) -> Config:
@@ -379,7 +378,13 @@ def read_tree(path: Path) -> tuple[dict[str, Any], Origins]:
             f"{path}: the configuration cannot be read ({error}); give the path of a YAML file"
         ) from None
     tree, origins = _parsed(path, text)
-    return copy.deepcopy(tree), dict(origins)
+    return _copied(tree), dict(origins)
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _copied(value) for name, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
 @functools.lru_cache(maxsize=16)
