@@ -61,7 +61,7 @@ def read_reply(reply: ChatCompletion, reader: Reader[V], reads: Reads) -> Readin
         return Reading({said.value: 1.0})
     place = _place(reply, said)
     is_there = place is not None and place.value(place.token.piece, reader) == said.value
-    if place is not None and is_there and len(place.token.logps) > 1:
+    if place is not None and is_there and place.is_whole and len(place.token.logps) > 1:
         return _at_place(place, said.value, reader)
     if reads == "logprobs":
         return Reading(None, "its log-probabilities have no place of the verdict with alternatives")
@@ -80,11 +80,14 @@ class _Place:
         token: the token that has the first character of the verdict.
         before: the bytes between a label, such as `Answer:`, and the token.
         shared: the bytes of the token that come before the marks around the verdict.
+        is_whole: the token has the end of the verdict too. The `1` of a `1.0` has not: its alternative `0`
+            may be the beginning of `0.9`.
     """
 
     token: Token
     before: bytes
     shared: bytes
+    is_whole: bool
 
     def value(self, piece: bytes, reader: Reader[V]) -> V | None:
         """Return the verdict that the text would have if it had `piece` instead of the token."""
@@ -115,15 +118,16 @@ def _place(reply: ChatCompletion, said: Found[V]) -> _Place | None:
     if reply.start is None:
         return None
     answer = reply.answer.encode("utf-8", "surrogatepass")
-    opening, first = (
-        len(reply.answer[:place].encode("utf-8", "surrogatepass")) for place in (said.opening, said.start)
+    opening, first, last = (
+        len(reply.answer[:place].encode("utf-8", "surrogatepass"))
+        for place in (said.opening, said.start, said.end)
     )
     end = -reply.start
     for token in reply.tokens or ():
         begin, end = end, end + len(token.piece)
         if end > first:
             before, shared = answer[opening : max(begin, opening)], token.piece[: max(0, opening - begin)]
-            return _Place(token, before, shared)
+            return _Place(token, before, shared, end >= last)
     return None
 
 
