@@ -184,6 +184,12 @@ SCORES: dict[str, tuple[dict[str, Any], float | None, tuple[int, int]]] = {
     ),
     "one with a decimal, in one token": (reply("1.0", digits("1.0", ("0.5", 0.4))), 0.8, (0, 1)),
     "a fullwidth decimal": (reply("５．０", [*digits("５", ("４", 0.4)), token("．０")]), 5.0, (1, 5)),
+    "an alternative that goes on": (
+        reply("7", digits("7", ("8", 0.1), ("8.", 0.2))),
+        (7 * 0.6 + 8 * 0.1) / 0.7,
+        (0, 9),
+    ),
+    "alternatives with full stops": (reply("7.", digits("7.", ("8.", 0.3))), MEAN, (0, 9)),
     "one with a full stop": (reply("1.", digits("1.", ("0", 0.4))), 0.6, (0, 1)),
     "a decimal": (reply("7.5", [*digits("7", ("8", 0.3)), token("."), token("5")]), 7.5, (0, 9)),
     "of ten": (

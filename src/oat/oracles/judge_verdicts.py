@@ -99,11 +99,14 @@ class _Place:
 
 
 def _at_place(place: _Place, said: V, reader: Reader[V]) -> Reading[V]:
-    """Read a token and its alternatives."""
+    """Read a token and its alternatives. Where the token is `7`, the alternative `8.` is no score: it may be
+    the beginning of `8.5`."""
     found: dict[V, float] = {}
+    has_point = place.token.piece.endswith(b".")
     for piece, logp in place.token.logps.items():
         value = place.value(piece, reader)
-        if value is not None:
+        goes_on = isinstance(value, float) and piece.endswith(b".") and not has_point
+        if value is not None and not goes_on:
             found[value] = found.get(value, 0.0) + math.exp(logp)
     total = math.fsum(found.values())
     if total < LEAST_SHARE:
