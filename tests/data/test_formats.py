@@ -242,7 +242,8 @@ def test_a_text_has_no_turns(world, tmp_path, capsys):
 def test_what_is_not_rendered_is_counted(tmp_path):
     make_model(tmp_path / "model")
     (tmp_path / "calls.jinja").write_text(
-        "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{{ eos_token }}{% endfor %}"
+        "{% for m in messages %}{{ m.thinking if is_on }}{{ m.content }}{{ m.tool_calls }}{{ eos_token }}"
+        "{% endfor %}"
     )
     fit = Fit(Renderer(load_tokenizer(str(tmp_path / "model")), template=str(tmp_path / "calls.jinja")))
     records = [
@@ -254,7 +255,7 @@ def test_what_is_not_rendered_is_counted(tmp_path):
             ],
             "tests": [{"input": 1}],
         },
-        {"prompt": "a", "tools": []},
+        {"prompt": [*QUESTION, {**ANSWERED[1], "thinking": "hm"}, *QUESTION], "tools": []},
         {"prompt": [{**QUESTION[0], "name": "Ann"}], "tools": ["f"]},
     ]
     found = PromptSet(Source(records), Layout(), fit)
@@ -262,7 +263,8 @@ def test_what_is_not_rendered_is_counted(tmp_path):
         Message("assistant", "", {"tool_calls": [{"name": "f"}]}),
         Message("tool", "1", {"name": "f"}),
     )
-    assert found.notes[1] == "records: not rendered: `name` (2 of 3 records), `tools` (1 of 3 records)"
+    said = "`name` (2 of 3 records), `thinking` (1 of 3 records), `tools` (1 of 3 records)"
+    assert found.notes[1] == f"records: not rendered: {said}"
     assert found[2].columns == {"tools": ["f"]}
 
 

@@ -180,6 +180,14 @@ def test_results_are_bounded_and_can_be_encoded() -> None:
 def test_tools_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools are called now; rename one"):
         Tools([now, now])
+    for name, parse in (("a b", template_calls), ('"', json_calls), ("a-b", bracket_calls)):
+
+        def odd() -> None:
+            pass
+
+        odd.__name__ = name
+        with pytest.raises(ConfigError, match=rf"a tool is called '.*', which {parse.__name__} reads in no"):
+            Tools([odd], parse=parse)
     with pytest.raises(ConfigError, match=r"the tool \w+ has no signature that can be read"):
         Tools([type])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=r"a tool is .*partial.*, which has no name; wrap it"):
@@ -211,6 +219,8 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         '<tool_call>{"a' * 30_000,
         "<|tool_call>call:a{b:[" * 20_000,
         "to=functions.a" * 10_000,
+        "<|tool_call_begin|>functions.a:0" * 10_000,
+        "<|tool_call_start|>" + "a'\\" * 50_000 + "<|tool_call_end|>",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" * 10_000,
         '{"name":"a","arguments":' * 20_000,
         "<think></think>" * 50_000,
@@ -222,4 +232,4 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
 def test_hostile_text_is_read_in_bounded_time(text: str) -> None:
     for read in (json_calls, bracket_calls, template_calls):
         assert seconds(lambda read=read: read(text)) < 0.5
-        assert read(text) == []
+        assert all(call.fault for call in read(text))

@@ -259,6 +259,29 @@ def test_a_folder_that_is_a_link_is_read_and_not_written(path: Path, tmp_path: P
     assert tree(tmp_path / "large disk") == before
 
 
+@pytest.mark.parametrize("end", ["", "-wal"])
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_database_that_is_a_link_is_read_and_not_written(
+    path: Path, tmp_path: Path, end: str, link: Callable[[Path, Path], None]
+) -> None:
+    """A backup that is made of hard links, or a run beside another whose database it is linked to, would
+    change with the run."""
+    with closing(Store(path)) as store:
+        add(store, 0)
+        own = path.with_name(path.name + end)
+        log = own.read_bytes()
+    (tmp_path / "backup").write_bytes(log if end else own.read_bytes())
+    own.unlink(missing_ok=True)
+    link(own, tmp_path / "backup")
+    before = tree(tmp_path)
+    with pytest.raises(LedgerError, match=rf"{path.name}{end}: is a (symbolic|hard) link"):
+        Store(path)
+    assert tree(tmp_path) == before
+    if not end:
+        with closing(Reader(path)) as reader:
+            assert len(reader.groups("train", 0, 0)) == 1
+
+
 def test_a_linked_folder_of_a_digit_is_not_swept(path: Path, store: Store, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / ("0" * 64)).write_text("of another run")

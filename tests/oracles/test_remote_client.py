@@ -173,6 +173,30 @@ def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status:
     oracle.close()
 
 
+@pytest.mark.parametrize("status", [400, 422])
+def test_refusals_of_all_later_questions_end_the_run(server: FaultyServer, status: int) -> None:
+    """The server's model is taken away, or its format changes, after it has answered. The questions are asked
+    again when the server is mended; a refusal that was one question's stays one."""
+    oracle = RemoteOracle(server.url)
+    assert answers(oracle, [make_question("p", "aa")])[0].marks == ("ok",)
+    server.answer = lambda asked: Reply(b"no model", status=status)
+    for first in (1, 3):
+        questions = [make_question("p", "a" * n, occurrence=n) for n in (first, first + 1)]
+        tickets = oracle.submit(questions)
+        with pytest.raises(RefusalError, match="no model"):
+            while True:
+                assert oracle.collect(tickets, 20.0) == []
+    long = "b" * 50
+    server.answer = lambda asked: Reply(status=status) if long in str(asked.body) else feedback(asked)
+    tickets += oracle.submit([make_question("p", long, occurrence=5)])
+    found: dict[str, Answer] = {}
+    with pytest.warns(OatWarning, match="counts as failed"):
+        while len(found) < len(tickets):
+            found.update(oracle.collect(tickets, 20.0))
+    assert [found[ticket].marks for ticket in tickets] == [("ok",), ("ok",), ("failed",)]
+    oracle.close()
+
+
 def test_refusals_of_all_first_questions_end_the_run(server: FaultyServer) -> None:
     server.answer = lambda asked: Reply(b"no such route", status=422, delay_s=0.05 * asked.number)
     oracle = RemoteOracle(server.url)

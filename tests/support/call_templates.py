@@ -31,6 +31,7 @@ _QUOTED = (
     r""" | replace("\r", "\\r") }}'{% elif v is mapping or v is iterable %}{{ v | tojson }}"""
     r"""{% else %}{{ v | string }}{% endif %}"""
 )
+_UNESCAPED = '{{ v | tojson if v is mapping else "\'" + v + "\'" if v is string else v | string }}'
 _BRACES = (
     "{%- macro value(v) -%}{% if v is string %}QQ{{ v }}QQ"
     "{% elif v is boolean %}{{ 'true' if v else 'false' }}"
@@ -150,6 +151,9 @@ CALLS = {
     ),
     "lfm 2": "<|tool_call_start|>["
     + _each("{{ f.name }}(" + _pairs(f"{{{{ k }}}}={_QUOTED}", ", ") + ")", ", ")
+    + "]<|tool_call_end|>",
+    "lfm 2.5": "<|tool_call_start|>["
+    + _each("{{ f.name }}(" + _pairs(f"{{{{ k }}}}={_UNESCAPED}", ", ") + ")", ", ")
     + "]<|tool_call_end|>",
     "olmo 3": "<function_calls>"
     + _each("{{ f.name }}(" + _pairs("{{ k }}={{ v | tojson }}", ", ") + ")", "{{ '\\n' }}")

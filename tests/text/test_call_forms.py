@@ -20,10 +20,13 @@ MARKS = ("</tool_call>", "<tool_call>", "</parameter>", "</function>", "```", "<
 MARKS += ("\u2028", "\x85", "\\ufdd0")
 NUMERALS = ("00123", "+4915", "1_000", "0x10", "3.10", " 12", "1e5", "NaN")
 """Texts that spell numbers, as no template writes a number."""
-MARKS += ("<think>", "</think>")
+ORDINARY = ("it's", "C:\\new\\table\\", "\n\ndef f():\n    pass\n\n", "', b='c", "x\ny", "a, b] (c=1)")
+ENDINGS = ('<|"|>,b:<|"|>', "<escape>,b:<escape>", "</parameter>\n<parameter=b>\n", "</parameter></function>")
+ENDINGS += ('</parameter>\n<parameter name="b">', "</parameter></invoke>", "</arg_value></tool_call>")
+"""Texts that end a text of a form without escapes."""
+NAMES = ("get_" * 40, "fs/read", "db:query", "mcp__fs__read-file", "from", "città.é")
+MARKS += ("<think>", "</think>", *ORDINARY)
 LITERALS = ("null", "3", "True", "[1]", "'")
-TAKES_TEXT = ("qwen 3", "deepseek 3", "phi 4 mini, text")
-"""The forms that take arguments as JSON text."""
 QUOTES = {"gemma 4": '<|"|>', "functiongemma": "<escape>"}
 """The quotes of forms that have no escape for them."""
 
@@ -91,8 +94,7 @@ def is_told_apart(form: str, text: str) -> bool:
     if form in QUOTES:
         return QUOTES[form] not in text and "<" not in text
     if form in ("qwen 3 coder", "seed", "glm", "minimax 2", "deepseek 3.2"):
-        framed = len(text) > 1 and text[0] == text[-1] == "\n"
-        return "</" not in text.replace("</tool_call>", "") and not (form == "seed" and framed)
+        return "</" not in text.replace("</tool_call>", "")
     return True
 
 
@@ -105,16 +107,19 @@ def texts_in(value: Any) -> list[str]:
 @pytest.mark.parametrize("form", CALLS)
 def test_a_written_call_is_read_back(renderers: dict[str, Renderer], form: str) -> None:
     """Calls are recorded as objects or as OpenAI's JSON text. A template writes them, they become tokens, and
-    the tokens a text. The tools are called with the same arguments, of the same types."""
+    the tokens a text. The tools are called with the same arguments, of the same types; or the record is
+    refused, if the form has no escape for the end of a text."""
     renderer, tools = renderers[form], Tools([note], most_characters=10_000)
 
     @settings(derandomize=True, deadline=None, max_examples=8)
     @given(st.lists(ARGUMENTS, min_size=1, max_size=1 if form in SINGLE else 2), st.booleans())
     def check(arguments: list[dict[str, Any]], is_text: bool) -> None:
-        if not all(is_told_apart(form, text) for text in texts_in(arguments)):
-            return
         recorded = [json.dumps(each) if is_text else each for each in arguments]
-        text = renderer.text(renderer.response(called(*recorded)))
+        try:
+            text = renderer.text(renderer.response(called(*recorded)))
+        except TemplateError:
+            assert not all(is_told_apart(form, text) for text in texts_in(arguments))
+            return
         GOT.clear()
         answered = tools.answer(text)
         assert answered is not None, text
@@ -124,26 +129,49 @@ def test_a_written_call_is_read_back(renderers: dict[str, Renderer], form: str) 
     check()
 
 
-def free(value: Any) -> str:
-    GOT.append({"value": value})
+def free(**given: Any) -> str:
+    GOT.append(given)
     return "noted"
 
 
 @pytest.mark.parametrize("form", CALLS)
-def test_a_text_that_spells_a_number_stays_a_text(renderers: dict[str, Renderer], form: str) -> None:
+def test_a_text_stays_this_text(renderers: dict[str, Renderer], form: str) -> None:
+    """Texts that spell numbers, have marks of Python, or line breaks at both ends. A text that ends a text of
+    the form is read, or its record is refused."""
     tools = Tools([free])
-    for numeral in NUMERALS:
+    ordinary = {f"a{place}": text for place, text in enumerate([*NUMERALS, *ORDINARY])}
+    for arguments in (ordinary, *({"a": text} for text in ENDINGS)):
         GOT.clear()
-        tools.answer(renderers[form].text(renderers[form].response(called({"value": numeral}, name="free"))))
-        assert [each["value"] for each in GOT] == [numeral]
+        try:
+            response = renderers[form].response(called(arguments, name="free"))
+        except TemplateError:
+            assert not all(is_told_apart(form, text) for text in arguments.values())
+            continue
+        tools.answer(renderers[form].text(response))
+        assert [arguments] == GOT
 
 
 @pytest.mark.parametrize("form", CALLS)
-def test_names_may_be_long(renderers: dict[str, Renderer], form: str) -> None:
-    name, argument = "get_" * 40, "of_" * 40
-    text = renderers[form].text(renderers[form].response(called({argument: "x"}, name=name)))
-    (call,) = template_calls(text)
-    assert (call.name, call.arguments) == (name, {argument: "x"})
+def test_names_are_read(renderers: dict[str, Renderer], form: str) -> None:
+    """Names that tools may be given, and names of their arguments, whatever characters they have."""
+
+    def tool(name: str) -> Any:
+        def made(**given: str) -> str:
+            GOT.append({name: given})
+            return "noted"
+
+        made.__name__ = name
+        return made
+
+    tools = Tools([*map(tool, NAMES)])
+    for names in [[name] for name in NAMES] if form in SINGLE else [NAMES]:
+        arguments = {name.replace(":", "$"): "x" for name in names}  # Gemma's form has no escape for a colon
+        message = called(*[arguments] * len(names))
+        for call, name in zip(message.fields["tool_calls"], names, strict=True):
+            call["function"]["name"] = name
+        GOT.clear()
+        tools.answer(renderers[form].text(renderers[form].response(message)))
+        assert [{name: arguments} for name in names] == GOT
 
 
 @pytest.mark.parametrize("form", [form for form in CALLS if form not in SINGLE])
@@ -226,13 +254,41 @@ def test_the_two_forms_of_recorded_arguments_are_learned_alike(
     assert response(called(arguments)).tolist() == response(called(json.dumps(arguments))).tolist()
     nothing = [response(called(each)).tolist() for each in ({}, "", "{}", None)]
     assert nothing == nothing[:1] * 4
+    named = called({})
+    named.fields["tool_calls"][0]["function"] = {"name": "note", "parameters": arguments}
+    assert response(named).tolist() == response(called(arguments)).tolist()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        {"name": "note", "input": {"text": "a"}},
+        {"name": "note", "args": {"text": "a"}},
+        {"name": "note", "text": "a"},
+        {"name": "note", "arguments": {}, "parameters": {"text": "a"}},
+        {"name": "note", "arguments": {}, "input": {"text": "a"}},
+        {"name": "note", "function": {"name": "note", "arguments": {"text": "a"}}},
+        {"name": "", "arguments": {}},
+        {"name": 3, "arguments": {}},
+        {"arguments": {"text": "a"}},
+        {"tool": "note", "arguments": {"text": "a"}},
+        {},
+        "note",
+        None,
+    ],
+)
+def test_a_recorded_call_has_the_known_fields(renderers: dict[str, Renderer], function: Any) -> None:
+    """What a call says under other names would be learned as a call without it."""
+    for call in (function, {"type": "function", "function": function}):
+        with pytest.raises(TemplateError, match="a call of `tool_calls` is"):
+            renderers["hermes"].response(Message("assistant", "", {"tool_calls": [call]}))
 
 
 @pytest.mark.parametrize("form", CALLS)
 def test_arguments_that_are_no_object_are_refused(renderers: dict[str, Renderer], form: str) -> None:
     """A template that takes objects would write another text as a text within JSON."""
     wrong_texts = ("[1]", "3", "{", '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}', "x")
-    for wrong in ([1], 3, *(wrong_texts if form not in TAKES_TEXT else ())):
+    for wrong in ([1], 3, *wrong_texts):
         with pytest.raises(TemplateError, match="a call of 'note' has the arguments"):
             renderers[form].response(called(wrong))
 
@@ -343,6 +399,15 @@ def test_what_a_model_writes(text: str, read: dict[str, Any] | None) -> None:
         "<|tool_call>call:f{a:1 b:2}<tool_call|>",
         "[TOOL_CALLS]f[ARGS]x",
         "[TOOL_CALLS][1]",
+        # what the tool would not get
+        '<tool_call>{"name": "f", "input": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}, "args": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "a": 1}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}</tool_call>',
+        '<tool_call>{"type": "function", "function": {"name": "f", "input": {}}}</tool_call>',
+        '<tool_call>{"function": {"name": "f"}, "arguments": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "function": "g"}</tool_call>',
+        '{"name": "f", "arguments": {}, "parameters": {"a": 1}}',
     ],
 )
 def test_a_call_that_cannot_be_read_says_so(text: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from call_templates import CALLS, FRAME
 from chats import (
     CALL,
     FORGETFUL,
@@ -337,6 +338,25 @@ def test_fields_of_a_response_that_cannot_be_written_are_refused(tokenizer, tmp_
     ):
         renderer.loss_mask([user("hi"), Message("assistant", "yes", {"name": "Bob"})])
     assert [renderer.reads(name) for name in ("name", "tool_calls")] == [True, False]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    ("condition", "reads"),
+    [
+        ("m.FIELD", (True, True)),
+        ("m.FIELD and m.tool_calls", (False, True)),
+        ("m.FIELD and m.content", (True, False)),
+        ("m.FIELD and enable_thinking", (False, False)),
+        ("m.FIELD and m.tool_calls and raise_exception('no')", (False, True)),
+    ],
+)
+def test_reasoning_is_read_where_it_is_written(tokenizer, tmp_path, field, condition, reads) -> None:
+    """A template that fails says so itself when a record is rendered."""
+    written = f"{{% if {condition} %}}{{{{ m.FIELD }}}}{{% endif %}}".replace("FIELD", field)
+    source = FRAME.replace("{{ m.content or '' }}", written + "{{ m.content or '' }}")
+    renderer = Renderer(tokenizer, template=write(tmp_path, source.replace("CALLS", CALLS["hermes"])))
+    assert (renderer.reads(field), renderer.reads(field, beside_calls=True)) == reads
 
 
 def test_the_template_that_the_page_shows(tokenizer, world: World, tmp_path):

@@ -161,6 +161,19 @@ CHANGES: tuple[Change, ...] = (
         lambda config: config.render.template not in (None, "chatml"),
     ),
     Change(
+        "calls_are_read_back",
+        "a recorded call of a tool is refused if it has fields that are not known, or if what the template "
+        "writes is not read back as this call; before, it was learned without these fields, or as another "
+        "call (docs/data.md)",
+        lambda config: config.render.template not in (None, "chatml"),
+    ),
+    Change(
+        "strict_calls",
+        "a call of the model that has other fields than a name and arguments is an error, which the model "
+        "reads; before, its tool was called without them; names of tools may have characters such as / and :",
+        lambda config: config.sampling.environment is not None,
+    ),
+    Change(
         "texts_in_pieces",
         "a text behind another one is encoded as in the whole text; before, the tokenizer of this model put "
         "a blank between a prompt and its recorded response, and sampled texts lost the blank at their "

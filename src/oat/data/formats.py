@@ -40,10 +40,10 @@ Not handled: images. A record with the column `text` has no prompt; if the polic
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any
+from typing import Any, Protocol
 
 from oat.data.borders import Border, implicit_end
 from oat.data.messages import (
@@ -319,23 +319,33 @@ class Layout:
         return str(value)
 
 
-def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[str]:
+class Reads(Protocol):
+    """A function that returns True if the template reads the field of messages with the given name."""
+
+    def __call__(self, field: str, *, beside_calls: bool = False) -> bool:
+        """See `ChatTemplate.reads`."""
+
+
+def unrendered(record: Mapping[str, Any], reads: Reads) -> set[str]:
     """Return the names of a record's parts that are not rendered: the column `tools`, and the fields of
     messages that the template does not read. The field `weight` counts as read, because it sets the loss
     mask.
 
     Args:
-        reads: returns True if the template reads the field with the given name.
+        reads: returns True if the template reads the field with the given name, in a message with calls of
+            tools or without.
     """
-    messages = [
-        entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)
-    ]
-    names = (
-        {name for entry in messages for name, value in entry.items() if value is not None}
-        - OWN_FIELDS
-        - {"weight"}
-    )
-    return {name for name in names if not reads(name)} | ({"tools"} if record.get("tools") else set())
+    fields = {
+        (name, bool(entry.get("tool_calls")))
+        for value in record.values()
+        if is_conversation(value)
+        for entry in value
+        if role_of(entry)
+        for name, part in entry.items()
+        if part is not None and name not in OWN_FIELDS and name != "weight"
+    }
+    names = {name for name, has_calls in fields if not reads(name, beside_calls=has_calls)}
+    return names | ({"tools"} if record.get("tools") else set())
 
 
 def scores_of(

@@ -341,7 +341,7 @@ def checksum_of(prompt: Prompt) -> int:
     return zlib.crc32(repr((prompt.messages, prompt.reference, prompt.columns, *fields)).encode())
 
 
-def _reads_none(name: str) -> bool:
+def _reads_none(field: str, *, beside_calls: bool = False) -> bool:
     return False
 
 

@@ -43,6 +43,12 @@ __all__ = ["ToolAnswer", "ToolCall", "Tools", "bracket_calls", "json_calls", "te
 
 _OF_THE_CALL = (ValueError, ArithmeticError, LookupError, re.error, SyntaxError)
 """Exceptions of a tool that blame its arguments. Their texts are told to the model."""
+_WRITTEN: Mapping[Any, str] = {
+    template_calls: "<function={}>{{}}</function>",
+    json_calls: '<tool_call>{{"name": "{}"}}</tool_call>',
+    bracket_calls: "[{}()]",
+}
+"""A call for each of our parsers, with which a tool's name is tried."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +193,9 @@ class Tools:
         most_characters: largest number of characters of a result; the rest is cut off.
 
     Raises:
-        ConfigError: two tools have one name; or a tool cannot be called by the names of its parameters, or
-            its types cannot be read, or no value of JSON has one of them.
+        ConfigError: two tools have one name; one of our parsers cannot read a name; or a tool cannot be
+            called by the names of its parameters, or its types cannot be read, or no value of JSON has one
+            of them.
     """
 
     def __init__(
@@ -211,6 +218,11 @@ class Tools:
             tool = _Tool.of(function)
             if tool.name in self._tools:
                 raise ConfigError(f"two tools are called {tool.name}; rename one")
+            if parse in _WRITTEN and not _is_read(parse, tool.name):
+                raise ConfigError(
+                    f"a tool is called {shown(tool.name)}, which {parse.__name__} reads in no call; give the "
+                    "function a `__name__` of letters, digits and underscores"
+                )
             self._tools[tool.name] = tool
 
     def answer(self, response: str) -> ToolAnswer | None:
@@ -307,6 +319,12 @@ class Tools:
         """Return text that a tokenizer can read."""
         plain = text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
         return shortened(plain, self._most_characters)
+
+
+def _is_read(parse: Callable[[str], Sequence[ToolCall]], name: str) -> bool:
+    """Return True if one of our parsers reads a call of the tool with a name."""
+    calls = parse(_WRITTEN[parse].format(name))
+    return [(call.name, call.fault) for call in calls] == [(name, "")]
 
 
 class _Filters:

@@ -32,8 +32,9 @@ class Connection:
             write.
 
     Raises:
-        LedgerError: the database cannot be opened, is not a ledger, has an unknown schema version, or is on a
-            network file system. Or the folder of the trajectories cannot be made.
+        LedgerError: the database cannot be opened, is not a ledger, has an unknown schema version, is on a
+            network file system, or is a link although it is to be written. Or the folder of the trajectories
+            cannot be made.
     """
 
     is_read_only: ClassVar[bool] = True
@@ -65,6 +66,7 @@ class Connection:
             )
 
     def _open_to_write(self) -> None:
+        self._refuse_other_names()
         self.db = _connect(str(self.path))
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = FULL")
@@ -73,6 +75,19 @@ class Connection:
         self._give_space_back()
         databases = (self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm"))
         self.standing = Standing(*databases, self.files.directory)
+
+    def _refuse_other_names(self) -> None:
+        """Refuse a database that a second file name leads to. It is changed in place, so a copy of the run
+        that is made of links would change with it."""
+        for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            is_link = path.is_symlink()
+            if is_link or (path.exists() and path.stat().st_nlink > 1):
+                raise LedgerError(
+                    f"{path}: is {'a symbolic link' if is_link else 'a hard link, and has other names'}; "
+                    "writing there would change the same file in another folder, such as a backup of the "
+                    "run. Put a file of its own there: copy the run directory with `cp -rL` and continue "
+                    "the copy"
+                )
 
     def _open_read_only(self, address: str) -> None:
         self.db = _connect(address)

@@ -16,10 +16,22 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from oat.errors import shown
+
 _WRONG = 'a call is {"name": ..., "arguments": {...}}'
 _BLANK = re.compile(r"\s*")
 _MOST_CLOSINGS = 4
 """Number of closing marks that may stand in the strings of a call of Python, plus 1."""
+_NAMES, ARGUMENTS = ("name", "tool_name", "function"), ("arguments", "parameters")
+"""The fields of a call that may name its tool, and those that may hold its arguments."""
+BESIDE = frozenset({"id", "type", "index", "tool_call_id"})
+"""The fields that may stand beside those. They say nothing that a tool gets."""
+_PYTHON_PIECE = re.compile(
+    r"""'{3}(?:\\.|[^\\])*?(?:'{3}|\Z)|"{3}(?:\\.|[^\\])*?(?:"{3}|\Z)|'(?:\\.|[^'\\])*+'?|"(?:\\.|[^"\\])*+"?"""
+    r"""|(?P<word>[^\s'"()\[\]{},=]++)""",
+    re.DOTALL,
+)
+"""A text of Python, or else a word."""
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
@@ -109,8 +121,8 @@ def read_bare(text: str, match: "re.Match[str]") -> Found | None:
     names = decoded[0].keys()
     is_call = (
         isinstance(decoded[0].get("name"), str)
-        and len(names & {"arguments", "parameters"}) == 1
-        and names <= {"name", "arguments", "parameters", "id", "type"}
+        and names & {*ARGUMENTS}
+        and names <= {"name", "id", "type", *ARGUMENTS}
     )
     return ([_call_of(decoded[0])], len(text)) if is_call else None
 
@@ -124,12 +136,13 @@ def read_named(text: str, match: "re.Match[str]") -> Found | None:
 
 
 def read_function(text: str, match: "re.Match[str]") -> Found | None:
-    """Read `<function=name>` with parameters in XML (Qwen3-Coder) or in JSON (Functionary)."""
+    """Read `<function=name>` with parameters in XML (Qwen3-Coder) or in JSON (Functionary). Seed-OSS's form,
+    within `<seed:tool_call>`, has no line breaks around values."""
     at = _behind_blank(text, match.end())
     if text[at : at + 1] in ("{", '"'):
         return read_named(text, match)
     parameter = r"<parameter=(?P<name>[^>\n]++)>"
-    return _read_xml(text, match, parameter, "</parameter>", "</function>", strips=True)
+    return _read_xml(text, match, parameter, "</parameter>", "</function>", strips=not match["seed"])
 
 
 def read_invoke(text: str, match: "re.Match[str]") -> Found | None:
@@ -226,14 +239,20 @@ def _call_of(value: Any) -> ToolCall:
     """Return the call that a value of JSON says."""
     if not isinstance(value, dict):
         return ToolCall("", fault=_WRONG)
-    if isinstance(value.get("function"), dict) and "name" not in value:
-        return _call_of(value["function"])
-    name = next((value[key] for key in ("name", "tool_name", "function") if key in value), None)
-    if not isinstance(name, str):
+    function = value.get("function")
+    if isinstance(function, dict):
+        return _unknown(value, {"function"}) or _call_of(function)
+    names, given = ([key for key in keys if key in value] for keys in (_NAMES, ARGUMENTS))
+    if len(names) != 1 or not isinstance(value[names[0]], str) or len(given) > 1:
         return ToolCall("", fault=_WRONG)
-    return _with_arguments(
-        name, next((value[key] for key in ("arguments", "parameters") if key in value), {})
-    )
+    name = value[names[0]]
+    return _unknown(value, {*names, *given}, name) or _with_arguments(name, value[given[0]] if given else {})
+
+
+def _unknown(value: Mapping[str, Any], known: set[str], name: str = "") -> ToolCall | None:
+    """Return a call that has fields without a meaning, which would be lost; None if it has none."""
+    wrong = next((key for key in value if key not in known | BESIDE), None)
+    return None if wrong is None else ToolCall(name, fault=f"a call has no field {shown(wrong)}; {_WRONG}")
 
 
 def _keyed(value: Any) -> ToolCall:
@@ -305,17 +324,44 @@ def _python_calls(text: str) -> list[ToolCall] | None:
         # not `splitlines`: a string may have the other separators of lines as they are
         written = "[" + ",".join(line for line in written.split("\n") if line.strip()) + "]"
     try:
-        listed = _syntax(written)
-        return [_python_call(each) for each in listed.elts] if isinstance(listed, ast.List) else None
+        return _listed_calls(written, {})
+    except ValueError:
+        pass
+    # a name need not be one of Python's: `read-file`, `from`
+    names: dict[str, str] = {}
+
+    def put(found: "re.Match[str]") -> str:
+        is_name = found["word"] and written.startswith(("(", "="), found.end())
+        return names.setdefault(found[0], f"oatname{len(names)}") if is_name else found[0]
+
+    try:
+        plain = _PYTHON_PIECE.sub(put, written)
+        return _listed_calls(plain, {stand_in: name for name, stand_in in names.items()})
     except ValueError:
         return None
 
 
-def _python_call(node: ast.expr) -> ToolCall:
+def _listed_calls(text: str, names: Mapping[str, str]) -> list[ToolCall]:
+    """Return the calls in a list of Python.
+
+    Args:
+        names: the names for which others stand in the text.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    listed = _syntax(text)
+    return (
+        [_python_call(each, names) for each in listed.elts] if isinstance(listed, ast.List) else _refuse(text)
+    )
+
+
+def _python_call(node: ast.expr, names: Mapping[str, str]) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
         raise ValueError("no call with arguments by name")
     pairs = [(each.arg or _refuse("**"), _plain(each.value)) for each in node.keywords]
-    return ToolCall(ast.unparse(node.func), _unique(pairs))
+    name = ast.unparse(node.func)
+    return ToolCall(names.get(name, name), _unique((names.get(key, key), value) for key, value in pairs))
 
 
 def _syntax(text: str) -> ast.expr:

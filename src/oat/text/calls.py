@@ -27,7 +27,8 @@ from oat.text.call_forms import (
     read_python,
 )
 
-_NAME = r"(?P<name>[\w.\-]++)"
+_NAME = r"""(?P<name>[^\s<>()\[\]{}"'`=,;|]++)"""
+_KIMI_NAME = _NAME.replace("]++", "]+?")  # the name may have a colon, and `:0` is no part of it
 _KIMI = re.escape("<|tool_call_argument_begin|>")
 _HERMES = partial(read_json, close="</tool_call>")
 _GEMMA = partial(read_braces, quote='<|"|>', close="<tool_call|>")
@@ -67,7 +68,7 @@ _FORMS = (
     _form(rf"<tool_call>\s*{_NAME}\s*(?=<arg_key>|</tool_call>)", read_keys),
     _form(r"<tool_call>(?!\s*<function=)", _HERMES),
     # Qwen3-Coder, Qwen 3.5, Nemotron 3, Seed-OSS; with JSON: Functionary 3.1
-    _form(rf"<function={_NAME}>", read_function),
+    _form(rf"(?P<seed><seed:tool_call>\s*+)?<function={_NAME}>", read_function),
     # MiniMax 2; with a prefix: DeepSeek 3.2
     _form(rf'<(?P<prefix>[\w｜:]{{0,16}})invoke name="{_NAME}">', read_invoke),
     # DeepSeek 3 and R1, then 3.1
@@ -79,7 +80,7 @@ _FORMS = (
     _form(r"\[TOOL_CALLS\](?=\s*[\[{])", read_json),
     _form(rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\]\w*)?\[ARGS\]", read_named),
     # Kimi K2, then Solar
-    _form(rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_NAME}(?::\d+)?\s*{_KIMI}", read_named),
+    _form(rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_KIMI_NAME}(?::\d+)?\s*{_KIMI}", read_named),
     _form(rf"<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>", read_named),
     # Phi 4 mini and Granite 3, then earlier ones
     _form(r"<\|tool_call\|>", read_json),

@@ -1,8 +1,11 @@
 """Chat templates with a tokenizer: conversations are rendered to text, and the text is turned into ids."""
 
+import json
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import numpy as np
 from oat.errors import TemplateError, described, shortened
 from oat.text.control_tokens import any_of, has_marks, is_own, marked, pieces_of, without_json_escapes
 from oat.text.joining import Joiner
-from oat.text.recorded_calls import CallStyle, check_calls, study_calls
+from oat.text.recorded_calls import CallStyle, check_calls, check_read_back, probe_message, study_calls
 from oat.types import Message
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ USER = Message("user", "oatuser")
 """A stand-in for the user's message, where only the rendered response is used."""
 RESPONSE = Message("assistant", "oatassistant")
 """A stand-in for a response, for renderings of which only the text around the response is used."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant's message that have its reasoning."""
 
 
 class ChatTemplate:
@@ -34,6 +39,8 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.joiner = joiner
         self.source = source
+        self._read_back: set[str] = set()
+        self._written: dict[tuple[str, bool], bool] = {}
         self.set_control(special_tokens(tokenizer))
 
     def set_control(self, tokens: Collection[str], ends: str = "") -> None:
@@ -71,7 +78,8 @@ class ChatTemplate:
             generate: True ends the text with the generation prompt.
 
         Raises:
-            TemplateError: the template fails; it leaves out a call of a tool; or a call cannot be rendered.
+            TemplateError: the template fails; it leaves out a call of a tool; a call cannot be rendered, or
+                not so that it is read back.
         """
         conversation = [
             {**marked(message.fields, self._control), "role": message.role, "content": self.content(message)}
@@ -83,7 +91,16 @@ class ChatTemplate:
         text = self._rendered(put, generate=generate)
         if "tool_calls" in self.source:
             check_calls(put, text, lambda renamed: self._rendered(renamed, generate=generate))
+            for calls in filter(None, (message.fields.get("tool_calls") for message in messages)):
+                self._check_read_back(calls)
         return text
+
+    def _check_read_back(self, calls: list[Any]) -> None:
+        key = json.dumps(calls, default=repr)
+        if key not in self._read_back:
+            # no marks: what is written here is what a response will have as text
+            check_read_back(calls, self.calls, lambda messages: self._rendered(messages, generate=False))
+            self._read_back = {*islice(self._read_back, 100), key}  # a record is rendered several times
 
     @cached_property
     def calls(self) -> CallStyle:
@@ -104,6 +121,24 @@ class ChatTemplate:
         if "tojson" in self.source and any(map(has_marks, conversation)):
             return without_json_escapes(str(text))
         return str(text)
+
+    def reads(self, field: str, *, beside_calls: bool = False) -> bool:
+        """Return True if the template names a field of messages, such as `tool_calls`. If the field has
+        reasoning, the template must also write it for a response at the end of a conversation.
+
+        Args:
+            beside_calls: True: the message has calls of tools.
+        """
+        is_named = re.search(rf"\b{re.escape(field)}\b", self.source) is not None
+        if not is_named or field not in _REASONING:
+            return is_named
+        known = self._written.get((field, beside_calls))
+        if known is not None:
+            return known
+        plain, text = probe_message() if beside_calls else RESPONSE.plain, "oatfield"
+        with suppress(TemplateError):
+            text = self.render([USER, Message.of({**plain, field: "oatfield"})], generate=False)
+        return self._written.setdefault((field, beside_calls), "oatfield" in text)
 
     def behind_response(self, messages: Sequence[Message] = (), *, generate: bool) -> str:
         """Return the text that follows a response: the end of its turn, then `messages`.

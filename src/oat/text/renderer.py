@@ -16,7 +16,6 @@ Control tokens in messages become ordinary text, so data cannot end a turn or be
 """
 
 import datetime
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -263,9 +262,9 @@ class Renderer:
         """Return the special tokens in the content of a message that are read as ordinary text."""
         return [] if self._chat is None else self._chat.made_ordinary(message)
 
-    def reads(self, field: str) -> bool:
-        """Return True if the template names a field of messages, such as `tool_calls`."""
-        return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
+    def reads(self, field: str, *, beside_calls: bool = False) -> bool:
+        """Return True if the template reads a field of messages (`ChatTemplate.reads`)."""
+        return self._chat is not None and self._chat.reads(field, beside_calls=beside_calls)
 
     def response(self, message: str | Message, prompt: Sequence[Message] = ()) -> np.ndarray:
         """Return the ids of a response from a person or a file, with its end of turn, (T,) int32.

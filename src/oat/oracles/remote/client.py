@@ -25,10 +25,16 @@ _Read = tuple[list[float | None], list[Steps]]
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A question that was sent, and the future that gets the values of the server's reply."""
+    """A question that was sent, and the future that gets the values of the server's reply.
+
+    Attributes:
+        since: time of the first sending.
+        sent: time of the last sending.
+    """
 
     question: Question
     since: float
+    sent: float
     future: Future[_Read]
 
 
@@ -40,11 +46,13 @@ class RemoteOracle(Oracle):
 
     * `max_tries` tries have failed;
     * the question has no answer within `max_outage_s` + `timeout_s`;
-    * the server refuses this question (for example with 400, 413 or 422), and has answered another one.
+    * the server refuses this question (for example with 400, 413 or 422), and afterwards still answers
+      another one. For this an earlier question is sent once more; its answer is not used.
 
     The run ends in three cases:
 
-    * the server refuses every question, for example with 401 or 404 (`refusals.py`);
+    * the server refuses every question, for example with 401 or 404 (`refusals.py`), or with 400 also a
+      question that it has answered before;
     * the server gives no answer at all for `max_outage_s`;
     * the server refuses a question before it has answered any question, and no other question is under way.
 
@@ -113,6 +121,12 @@ class RemoteOracle(Oracle):
         )
         self._calls: dict[str, _Call] = {}
         self._again: set[str] = set()
+        self._good: _Call | None = None
+        self._check: tuple[list[str], Future[_Read]] | None = None
+        """The tickets of refused questions, and the future of a good question that is sent once more."""
+        self._refused_alone: set[str] = set()
+        self._closed = -math.inf
+        """The time at which the server was last found to refuse every question."""
         self._has_warned = False
 
     @property
@@ -132,23 +146,18 @@ class RemoteOracle(Oracle):
 
         Raises:
             ClosedError: the server refuses every question.
-            RefusalError: the server refuses a question, has answered no question so far, and no other
-                question is under way.
+            RefusalError: the server refuses a question and afterwards also one that it has answered before;
+                or it has answered no question so far, and no other question is under way.
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
-        for ticket in self._again.intersection(due):
-            self._again.remove(ticket)
+        for ticket in [each for each in due if each in self._again or self._is_of_all(each)]:
+            self._again.discard(ticket)
             self._calls[ticket] = self._sent(self._calls[ticket].question, self._calls[ticket].since)
         end = time.monotonic() + seconds
         while not (ended := self._ended(due)) and due and (left := end - time.monotonic()) > 0:
-            wait(
-                [call.future for call in self._calls.values() if not call.future.done()],
-                timeout=left,
-                return_when=FIRST_COMPLETED,
-            )
-        has_answered = self._client.counts["calls"] > 0
-        of_one = {ticket: error for ticket, error in ended.items() if _is_of_one(error) and has_answered}
+            wait(self._under_way(), timeout=left, return_when=FIRST_COMPLETED)
+        of_one = {ticket: error for ticket, error in ended.items() if ticket in self._refused_alone}
         errors = {
             ticket: error
             for ticket, error in ended.items()
@@ -163,30 +172,54 @@ class RemoteOracle(Oracle):
                 "a reward server gave no answer, and the question counts as failed: "
                 f"{next(iter(of_one.values()))}"
             )
+        self._refused_alone.difference_update(ended)
         return [(ticket, _answer(self._calls.pop(ticket))) for ticket in ended]
 
     def close(self) -> None:
         """End the requests that are under way."""
         self._client.close()
 
+    def _under_way(self) -> list[Future[_Read]]:
+        check = [] if self._check is None else [self._check[1]]
+        return [*check, *(call.future for call in self._calls.copy().values() if not call.future.done())]
+
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
         """Return, by ticket, the error of each call of `tickets` that has ended; None if the call brought an
-        answer. Refused questions that are still unclear (`_is_unclear`) are left out."""
-        return {
-            ticket: self._calls[ticket].future.exception()
-            for ticket in tickets
-            if self._calls[ticket].future.done() and not self._is_unclear(ticket)
-        }
+        answer. Refused questions are left out while it is not clear whether the server refuses all."""
+        calls = self._calls.copy()  # another thread may submit meanwhile
+        done = {ticket: call.future.exception() for ticket, call in calls.items() if call.future.done()}
+        good = (calls[ticket] for ticket, error in done.items() if error is None)
+        self._good = next(good, self._good)
+        self._find_out(tickets)
+        is_open = self._good is not None or len(done) < len(calls)
+        unclear = {each for each in tickets if is_open and self._is_unclear(each)}
+        return {ticket: done[ticket] for ticket in tickets if ticket in done and ticket not in unclear}
+
+    def _find_out(self, tickets: Sequence[str]) -> None:
+        """Find out whether the server still answers after it has refused questions of `tickets`: send a
+        question once more that it has answered before."""
+        if self._check is not None and self._check[1].done():
+            (asked, again), self._check = self._check, None
+            if again.exception() is None:
+                self._refused_alone.update(asked)
+            else:
+                self._closed = time.monotonic()
+        unknown = [each for each in tickets if self._is_unclear(each)]
+        if unknown and self._check is None and self._good is not None:
+            self._check = unknown, self._sent(self._good.question, time.monotonic()).future
+
+    def _is_of_all(self, ticket: str) -> bool:
+        """Return True if the server has refused this question, and was then found to refuse every one."""
+        return self._is_refused(ticket) and self._calls[ticket].sent <= self._closed
 
     def _is_unclear(self, ticket: str) -> bool:
-        """Return True if the server has refused this question, but it is not clear yet whether it refuses all
-        questions. This is so while no question has an answer, and other questions are under way."""
-        future = self._calls[ticket].future
-        is_refused = future.done() and _is_of_one(future.exception())
+        """Return True if the server has refused this question, and it is not known whether it refuses all."""
+        return self._is_refused(ticket) and self._calls[ticket].sent > self._closed
+
+    def _is_refused(self, ticket: str) -> bool:
+        call = self._calls[ticket]
         return (
-            is_refused
-            and not self._client.counts["calls"]
-            and any(not call.future.done() for call in self._calls.values())
+            ticket not in self._refused_alone and call.future.done() and _is_of_one(call.future.exception())
         )
 
     def _sent(self, question: Question, since: float) -> _Call:
@@ -200,6 +233,7 @@ class RemoteOracle(Oracle):
         return _Call(
             question,
             since,
+            time.monotonic(),
             self._client.post(ROUTE, body, read, deadline_s=self._deadline_s, content_type=CONTENT_TYPE),
         )
 
