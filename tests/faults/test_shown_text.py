@@ -216,7 +216,7 @@ LONG_REPLIES = {
     "a server that refuses": ("remote", Reply(b"no " * (LONG // 3), status=400), 1),
     "a server that fails": ("remote", Reply(b"no " * (LONG // 3), status=500), 0),
     "a reply without end": ("remote", Reply(b"no " * 7_000_000), 0),
-    "a judge that refuses": ("judge", Reply(b"no " * (LONG // 3), status=400), 1),
+    "a judge that refuses": ("judge", Reply(b"no " * (LONG // 3), status=400), 4),
     "a judge that talks": ("judge", Reply(completion({"no " * (LONG // 3): 1.0}, has_logprobs=False)), 0),
     "a judge of digits": ("judge", Reply(completion({"1" * LONG + ",1": 1.0}, has_logprobs=False)), 0),
     "a judge without end": ("judge", Reply(b"no " * 7_000_000), 0),

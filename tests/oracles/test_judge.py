@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from faulty_server import Reply
 from fixtures import make_group, make_questions
+from judge_shapes import reply, token
+from judge_spellings import MEAN
 from openai_server import Says, Shown, completion, counts, judging
 
 from oat.errors import ConfigError, OatWarning, OracleError, OutageError
@@ -187,6 +189,18 @@ def test_scores_by_a_rubric(
         assert (answer.marks, answer.queries) == (("ok",) * 3, 3)
         assert {shown.material["response"] for shown in model.shown} == {"one", "two", "three"}
         assert all("Rhymes, and nothing else." in shown.text for shown in model.shown)
+
+
+@pytest.mark.parametrize(("max_tokens", "mark", "value"), [(1, "ok", MEAN), (4, "abstain", 0.0)])
+def test_a_score_that_was_cut(judge: Callable[..., Judge], max_tokens: int, mark: str, value: float) -> None:
+    """A 7 at the end of a cut reply may be the beginning of 7.5. A judge with one token is asked for a whole
+    number, so there it is 7."""
+    raw = json.dumps(reply("7", [token("7", ("8", 0.3), p=0.6)], finish="length")).encode()
+    with judging(lambda shown: Reply(raw)) as (_, model, url):
+        oracle = judge(url, mode="score", max_tokens=max_tokens, invalid="skip")
+        (answer,) = ask(oracle, *questions(("a",), kind="score"))
+        assert (answer.values, answer.marks) == ((pytest.approx(value),), (mark,))
+        assert ("whole number" in model.shown[0].text) == (max_tokens == 1)
 
 
 @pytest.mark.fault("R14")

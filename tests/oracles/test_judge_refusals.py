@@ -3,6 +3,7 @@ to be continued."""
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,17 +55,56 @@ def test_log_probabilities_that_are_refused_are_asked_for_once(
     judge: Callable[..., Judge], status: int
 ) -> None:
     """An endpoint refuses log-probabilities by name. The judge asks again without them, and never again with
-    them; no question fails. If they are required, the run ends."""
+    them; no question fails. It says so once. If they are required, the run ends."""
     refusal = Reply(b'{"error": {"message": "not allowed to request logprobs"}}', status=status)
     with judging(lambda shown: refusal if "logprobs" in shown.body else "0") as (_, model, url):
         oracle = judge(url)
-        for pair in ("a", "b"), ("c", "d"), ("e", "f"):
-            (answer,) = ask(oracle, *questions(pair))
-            assert (answer.values, answer.marks) == ((1.0,), ("ok",))
-            assert answer.tokens == sum(model.tokens[-1]), "a refusal costs nothing"
+        with pytest.warns(OatWarning, match="read from its text alone") as warned:  # noqa: PT031
+            for pair in ("a", "b"), ("c", "d"), ("e", "f"):
+                (answer,) = ask(oracle, *questions(pair))
+                assert (answer.values, answer.marks) == ((1.0,), ("ok",))
+                assert answer.tokens == sum(model.tokens[-1]), "a refusal costs nothing"
+        assert len(warned) == 1
         assert ["logprobs" in shown.body for shown in model.shown] == [True, False, False, False]
         with pytest.raises(OracleError, match=f"status {status}.*logprobs"):
             ask(judge(url, reads="logprobs"), *questions(("a", "b")))
+
+
+@pytest.mark.parametrize(
+    ("mode", "most", "said", "asked"),
+    [
+        ("score", 10, "logprobs: {asked} is greater than max allowed: {most}", [20, 10, 10]),
+        ("compare", 3, "top_logprobs must be <= {most}, got {asked}", [5, 3, 3]),
+        ("score", 3, "too many logprobs", [20, 5, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("reads", ["auto", "logprobs"])
+def test_an_endpoint_that_gives_fewer_alternatives(
+    judge: Callable[..., Judge], mode: Any, most: int, said: str, asked: list[int], reads: str
+) -> None:
+    """The judge asks for as many as the error names, else for five. If that is refused too, the text alone is
+    read, or the run ends."""
+
+    def says(shown: Shown) -> Says | Reply:
+        wanted = shown.body.get("top_logprobs", 0)
+        error = said.format(most=most, asked=wanted)
+        return FIRST if wanted <= most else Reply(body(error), status=400)
+
+    with judging(says) as (_, model, url), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        oracle = judge(url, mode=mode, reads=reads, orders="one" if mode == "compare" else None)
+        groups = [make_group(number, "a", *["b"] * (mode == "compare")) for number in range(2)]
+        both = [make_questions([each], mode, 0, oracle="judge") for each in groups]
+        is_lost = asked[-1] == 0
+        if is_lost and reads == "logprobs":
+            with pytest.raises(OracleError, match="logprobs"):
+                ask(oracle, *both[0])
+            return
+        values = [ask(oracle, *each)[0].values[0] for each in both]
+        share, whole = (0.8, 1.0) if mode == "compare" else (0.2, 0.0)
+        assert values == [pytest.approx(whole if is_lost else share)] * 2
+        assert [shown.body.get("top_logprobs", 0) for shown in model.shown] == asked
+        assert len(warned) == is_lost
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 422])

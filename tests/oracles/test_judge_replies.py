@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import math
 import re
@@ -13,18 +14,20 @@ from fixtures import make_group, make_questions
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judge_forms import ENDS, FORMS, STREAMS, codings, stream
-from judge_shapes import PROVIDERS, USAGE, reply
+from judge_shapes import PROVIDERS, USAGE, reply, token
 from judge_spellings import SCORES, SPELLINGS
 from openai_server import Shown, judging
 
 from oat.errors import OatWarning
 from oat.oracles.judge import Judge
+from oat.oracles.judge_calls import Call
 from oat.oracles.judge_replies import read_completion
 from oat.oracles.judge_texts import score_reader, verdict_reader
 from oat.oracles.judge_verdicts import Reading, read_reply
 from oat.types import Answer
 
 COMPARED = verdict_reader(("0", "1"))
+RATED = score_reader(0, 5)
 SHAPES = {**PROVIDERS, **SPELLINGS}
 
 
@@ -165,6 +168,23 @@ def replies(draw: st.DrawFn) -> tuple[dict[str, Any], float, bool]:
     return body, share, 1.4 * p >= 0.5 and field != "musings"
 
 
+@pytest.mark.parametrize("text", ["1.0", "0.00", "5.0.", "**4.0**", "4", "4/5", "Score: 3."])
+def test_a_score_is_read_at_a_token_that_has_the_whole_number(text: str) -> None:
+    """Wherever a text is cut into tokens: the score is an expectation only if one token has the whole number,
+    for the first digit of a `1.0` may be the beginning of another number as well as of another score."""
+    number = re.search(r"\d(?:\.\d+)?", text)
+    assert number is not None
+    score, places = float(number[0]), range(max(1, len(text) - 6), len(text))
+    for cuts in itertools.chain(*(itertools.combinations(places, n) for n in range(len(places) + 1))):
+        pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+        tokens = [token(each, (re.sub(r"\d(?!.*/)", "2", each, count=1), 0.4), p=0.6) for each in pieces]
+        found = read_reply(read_completion(json.dumps(reply(text, tokens)).encode()), RATED, "auto").shares
+        is_cut = any(number.start() < cut < number.end() for cut in cuts)
+        assert found is not None
+        assert found.keys() <= {score} if is_cut else score in found
+        assert "." in number[0] or is_cut or len(found) == 2 or text == "4/5"
+
+
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(replies())
 def test_any_cut_into_tokens_has_one_reading(drawn: tuple[dict[str, Any], float, bool]) -> None:
@@ -257,11 +277,50 @@ def test_any_bytes_are_a_reply_or_a_fault(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("of", ["prompt_tokens", "completion_tokens"])
-@pytest.mark.parametrize("count", [None, "30", -1, 0.5, 2**31, 10**400, True, [], {}])
+@pytest.mark.parametrize("count", [None, "30", 0, -1, 0.5, 2**31, 10**400, True, [], {}])
 def test_a_count_that_is_none(of: str, count: Any) -> None:
-    """A count that is no number of tokens counts as not stated; the other one is kept."""
+    """A count that is no number of tokens counts as not stated, and so does 0; the other one is kept."""
     found = read_completion(
         json.dumps(reply("0", usage={"prompt_tokens": 30, "completion_tokens": 2, of: count})).encode()
     )
     stated = {"prompt_tokens": found.prompt_tokens, "completion_tokens": found.completion_tokens}
     assert stated == {"prompt_tokens": 30, "completion_tokens": 2} | {of: None}
+
+
+LEFT_OUT = st.sampled_from([None, 0, "30", -1])
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.integers(1, 2000),
+    st.integers(1, 9),
+    st.integers(0, 9000),
+    st.sampled_from(["inside", "total", "details", "usage"]),
+    st.dictionaries(st.sampled_from(["prompt_tokens", "completion_tokens", "total_tokens"]), LEFT_OUT),
+)
+def test_what_was_paid_is_counted(
+    prompt: int, answer: int, thoughts: int, stated: str, lost: dict[str, Any]
+) -> None:
+    """Services count thoughts in `completion_tokens` (inside), or bill them beside it, and state them in the
+    total, in the details (if they are more than the answer) or in the usage itself. Any count may be missing,
+    0 or odd: then it is the most that a try can take. What is counted is never less than what was paid."""
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": answer}
+    most = answer + thoughts if stated == "inside" else answer
+    if stated == "inside":
+        usage |= {"completion_tokens": answer + thoughts, "total_tokens": prompt + answer + thoughts}
+    elif stated == "total":
+        usage["total_tokens"] = prompt + answer + thoughts
+        lost.pop("total_tokens", None)
+    elif thoughts > answer:
+        own = {"reasoning_tokens": thoughts}
+        usage |= own if stated == "usage" else {"completion_tokens_details": own}
+        lost.pop("completion_tokens", None)
+    else:
+        thoughts = 0
+    found = read_completion(json.dumps(reply("0", usage=usage | lost)).encode())
+    call = Call((0, 1), [], bound=prompt + 7)
+    counted = call.counted(found, most)
+    paid = prompt + answer + thoughts
+    assert sum(counted) >= paid
+    assert lost or counted == (prompt, answer + thoughts)
+    assert counted[0] >= prompt

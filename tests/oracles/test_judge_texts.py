@@ -145,6 +145,28 @@ def test_a_text_that_was_cut(text: str, verdict: str | None) -> None:
     assert (found and found.value) == verdict
 
 
+@pytest.mark.parametrize(
+    ("low", "high"), [(-5, 0), (-5, -1), (-1, 1), (0, 1), (0, 9), (0, 10), (1, 5), (1, 10), (1, 100)]
+)
+def test_a_number_that_was_cut_is_the_whole_number_or_none(low: int, high: int) -> None:
+    """Whatever number of the range a judge writes, and wherever it is cut: no other number is read."""
+    reader = score_reader(low, high)
+    for value in {low, low + 0.9, low + 0.05, (low + high) / 2, high - 0.1, float(high), high}:
+        text = f"**Score:** {value:g}" if value % 1 else f"**Score:** {value}"
+        whole = reader.says(text)
+        assert whole is not None
+        for end in range(len("**Score:** ") + 1, len(text) + 1):
+            found = reader.says(text[:end], is_cut=True)
+            assert found is None or found.value == whole.value == (low if text[11] == "-" else high)
+
+
+@pytest.mark.parametrize(("text", "score"), [("7", 7.0), ("0", 0.0), ("1", None), ("10", 10.0), ("7/", None)])
+def test_a_whole_number_that_was_cut_is_whole(text: str, score: float | None) -> None:
+    """A judge with `max_tokens: 1` is asked for a whole number, and always cut behind it."""
+    found = score_reader(0, 10, are_whole=True).says(text, is_cut=True)
+    assert (found and found.value) == score
+
+
 PLACES = (
     "{}",
     "{}.",

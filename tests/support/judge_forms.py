@@ -17,6 +17,8 @@ FORMS: dict[str, tuple[Any, float]] = {
     ),
     "a part with a number": (reply([{"type": "text", "text": 0}]), 1.0),
     "parts": (reply({"parts": [{"text": "0"}], "role": "model"}, [ZERO]), 0.8),
+    "a part with a null type": (reply([{"type": None, "text": "0"}], [ZERO]), 0.8),
+    "a part of another case": (reply([{"type": "Text", "text": "0"}], [ZERO]), 0.8),
     "parts that are null": (reply([None, {"type": "text", "text": None}, {"text": "1"}]), 0.0),
     "a message that is a text": (
         {"choices": [{"index": 0, "message": "0", "finish_reason": "stop"}], "usage": None},
@@ -60,6 +62,11 @@ STREAMS: dict[str, bytes] = {
     "chunks": stream(_chunk(""), _chunk("0", None, [ZERO]), _chunk("", "stop"), _USAGE),
     "events": b"event: message\n" + stream(_chunk("0", "stop", [ZERO]), _USAGE).replace(b"\n", b"\r\n"),
     "no last mark": stream(_chunk("0", "stop", [ZERO]), _USAGE, end=""),
+    "an event in several lines": stream(_REPLY).replace(b'"created"', b'\ndata: "created"'),
+    "other ends of lines in a text": stream(_chunk("", reasoning="a\u2028b\x85c")).replace(
+        b"\\u2028", "\u2028".encode()
+    )
+    + stream(_chunk("0", "stop", [ZERO]), _USAGE),
     "comments": b": ping\n\n" + stream(_chunk("0", None, [ZERO]), _chunk("", "stop"), _USAGE),
 }
 """Streams of one reply, in which the first response wins with the probability 0.8."""

@@ -127,8 +127,8 @@ CHANGES: tuple[Change, ...] = (
     Change(
         "judge_readings_agree",
         "the oracle judge reads log-probabilities where the reply's text has the verdict, and gives no "
-        "verdict if the two disagree; before, it could take another token for the verdict "
-        "(docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
+        "verdict if the two disagree, or where a score was cut; before, it could take another token for the "
+        "verdict (docs/oracles/judge.md); recorded answers stay, and equal questions are asked anew",
         lambda config: _asks(config, "judge"),
     ),
     Change(

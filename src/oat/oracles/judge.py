@@ -18,14 +18,13 @@ price of `tries` tries for each call. Each try counts with the most tokens that 
 * `max_tokens` for the reply.
 
 The price of an answer comes from the usage that the replies report. If a try does not report a number of
-tokens, or reports something that is none, this number is the most that the try can take, because the endpoint
-may charge for it.
+tokens, or reports something that is none, such as 0, this number is the most that the try can take, because
+the endpoint may charge for it.
 
 The key is read from the environment and sent in one header. It is in no file, message or metric. The judged
 responses and all replies are not trusted. The endpoint's owner is trusted, and sees the texts.
 
-Not handled: streamed replies; calls that were under way at a kill, which are made again and may be paid
-twice.
+Not handled: calls that were under way at a kill, which are made again and may be paid twice.
 """
 
 import hashlib
@@ -59,13 +58,16 @@ from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import ChatCompletion, read_completion
 from oat.oracles.judge_texts import score_reader, verdict_reader
 from oat.oracles.judge_verdicts import read_reply
+from oat.oracles.refusals import fewer_alternatives
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
+_ALTERNATIVES = {"compare": 5, "score": 20}
+"""How many alternatives of each token are asked for."""
 _NO_LOGPROBS = (400, 403, 404, 422, 500, 501)
 """Statuses with which an endpoint may refuse to give log-probabilities."""
-_READING = 3
+_READING = 4
 """The version of how replies are read. Answers that were read in another way are not used again."""
 
 
@@ -110,6 +112,7 @@ class Judge(Oracle):
         self._reads = c.reads if c.mode == "compare" or is_of_digits(*c.range) else "text"
         self._has_logprobs: bool | None = False if self._reads == "text" else None
         self._refuses_logprobs = False
+        self._alternatives = _ALTERNATIVES[c.mode]
         self._changed = threading.Condition()
         self._open: dict[str, OpenQuestion] = {}
         self._flow = Calls(c.concurrency)
@@ -208,7 +211,7 @@ class Judge(Oracle):
         }
         asked: list[tuple[tuple[int, ...], tuple[str, str]]]
         if c.mode == "score":
-            common |= {"low": c.range[0], "high": c.range[1]}
+            common |= {"low": c.range[0], "high": c.range[1], "is_whole": c.max_tokens == 1}
             asked = [
                 ((place,), scoring(question, text, **common))
                 for place, text in enumerate(question.candidates)
@@ -253,7 +256,7 @@ class Judge(Oracle):
         with self._changed:
             self._flow.sends(own)
         failed = partial(refused.took, own.bound, c.max_tokens)
-        future = self._post(own, self._reads == "logprobs", 1, failed)
+        future = self._post(own, self._alternatives if self._reads == "logprobs" else 0, 1, failed)
         future.add_done_callback(partial(self._probed, refused, own))
 
     def _probed(self, refused: Call, own: Call, future: "Future[ChatCompletion]") -> None:
@@ -276,31 +279,32 @@ class Judge(Oracle):
             self._changed.notify_all()
         self._go_on()
 
-    def _ask(self, opened: OpenQuestion, call: Call, *, has_logprobs: bool | None = None) -> None:
+    def _ask(self, opened: OpenQuestion, call: Call, *, wants: int | None = None) -> None:
         """Send a call.
 
         Args:
-            has_logprobs: True asks for log-probabilities, False does not. None asks for them, unless the text
-                alone is read or the endpoint is known to give none.
+            wants: as for `_post`. None: as many alternatives as the endpoint gives, so far as is known; none
+                if the text alone is read.
         """
-        c, wants = self.config, has_logprobs
+        c = self.config
         if wants is None:
-            wants = self._has_logprobs is not False and not self._refuses_logprobs
+            is_given = self._has_logprobs is not False and not self._refuses_logprobs
+            wants = self._alternatives if is_given else 0
         future = self._post(call, wants, c.tries - call.tries, lambda: call.took(call.bound, c.max_tokens))
         future.add_done_callback(partial(self._ended, opened, call, wants))
 
     def _post(
-        self, call: Call, wants: bool, tries: int, has_failed: Callable[[], None]
+        self, call: Call, wants: int, tries: int, has_failed: Callable[[], None]
     ) -> "Future[ChatCompletion]":
         """Send the request of a call.
 
         Args:
-            wants: True asks for log-probabilities.
+            wants: number of alternatives of each token to ask for; 0 asks for no log-probabilities.
             tries: largest number of tries.
             has_failed: called after each failed try.
         """
         c = self.config
-        logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
+        logprobs = {"logprobs": True, "top_logprobs": wants} if wants else {}
         body = {
             "model": c.model,
             "messages": call.messages,
@@ -320,9 +324,7 @@ class Judge(Oracle):
             counts_gateways=self._is_bound,
         )
 
-    def _ended(
-        self, opened: OpenQuestion, call: Call, wanted: bool, future: "Future[ChatCompletion]"
-    ) -> None:
+    def _ended(self, opened: OpenQuestion, call: Call, wanted: int, future: "Future[ChatCompletion]") -> None:
         """Take the result of a call. If another try is due, send the call again; otherwise end it. This runs
         on the client's thread."""
         if future.cancelled():
@@ -342,9 +344,9 @@ class Judge(Oracle):
             and error.status in _NO_LOGPROBS
             and error.names_logprobs
             and wanted
-            and self._reads == "auto"
+            and ((fewer := fewer_alternatives(error.said, wanted)) or self._reads == "auto")
         ):
-            return self._ask(opened, call, has_logprobs=False)
+            return self._ask(opened, call, wants=fewer)
         else:
             call.error = (
                 error
@@ -356,11 +358,11 @@ class Judge(Oracle):
             self._changed.notify_all()
         return self._go_on()
 
-    def _take_reply(self, call: Call, reply: ChatCompletion, wanted: bool) -> None:
+    def _take_reply(self, call: Call, reply: ChatCompletion, wanted: int) -> None:
         """Set the value or the error of a call from a reply, and count the tokens of the try.
 
         Args:
-            wanted: True if the request asked for log-probabilities.
+            wanted: number of alternatives that the request asked for; 0: no log-probabilities.
         """
         c = self.config
         call.took(*call.counted(reply, c.max_tokens))
@@ -374,7 +376,7 @@ class Judge(Oracle):
             )
             return
         if has_tokens and wanted:
-            self._has_logprobs = True
+            self._has_logprobs, self._alternatives = True, min(self._alternatives, wanted)
         elif is_without and not wanted:
             self._refuses_logprobs = True
         elif is_without and self._has_logprobs is None:
@@ -388,7 +390,8 @@ class Judge(Oracle):
         """Read the verdict or the score of a reply into its call."""
         c = self.config
         if c.mode == "score":
-            scores = read_reply(reply, score_reader(*c.range), self._reads)
+            reader = score_reader(*c.range, are_whole=c.max_tokens == 1)
+            scores = read_reply(reply, reader, self._reads)
             call.lacks = scores.lacks
             if scores.shares is not None:
                 call.value = math.fsum(score * share for score, share in scores.shares.items())
@@ -471,10 +474,10 @@ class Judge(Oracle):
             for call in calls
             for kind, text in call.complaints(name, c.max_tokens, is_priced=is_priced).items()
         }
-        if self._refuses_logprobs and self._has_logprobs:
+        if self._reads == "auto" and (self._refuses_logprobs or self._has_logprobs is False):
             found["logprobs"] = (
-                f"{name} gives no log-probabilities any more, so verdicts are read from its text alone; "
-                "begin a run of its own, if that is not meant"
+                f"{name} gives no log-probabilities{' any more' if self._has_logprobs else ''}, so verdicts "
+                "and scores are read from its text alone; begin a run of its own, if that is not meant"
             )
         for kind in found.keys() - self._warned:
             self._warned.add(kind)

@@ -75,9 +75,11 @@ class Call:
         self.completion_tokens += completion_tokens
 
     def counted(self, reply: ChatCompletion, max_tokens: int) -> tuple[int, int]:
-        """Return the tokens that a reply took: those that it states, or the most that a try can take."""
+        """Return the tokens that a reply took: those that it states, or the most that a try can take. What
+        the stated total has beyond them was billed too, and counts as part of the reply."""
         prompt, completion = reply.prompt_tokens, reply.completion_tokens
-        return self.bound if prompt is None else prompt, max_tokens if completion is None else completion
+        prompt = self.bound if prompt is None else prompt
+        return prompt, max(max_tokens if completion is None else completion, reply.total_tokens - prompt)
 
     def complaints(self, judge: str, max_tokens: int, *, is_priced: bool) -> dict[str, str]:
         """Return the warnings about the call, by kind.

@@ -82,7 +82,8 @@ class JudgeConfig:
     instructions: Literal["system", "user"] = "system"
     """The role of the message with the instructions. Use `user` for a model without a system role."""
     max_tokens: Count = 4
-    """Largest number of tokens in a reply. A model that thinks first needs more than the default."""
+    """Largest number of tokens in a reply. A model that thinks first needs more than the default. With 1, a
+    score is a whole number."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The name of the field in which a request tells the endpoint the value of `max_tokens`."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -51,7 +51,7 @@ _ASK_COMPARE = (
     "1{tie}."
 )
 _ASK_TIE = f", or {TIE} if neither is better"
-_ASK_SCORE = "Answer with the score as a number from {low} to {high} and nothing else."
+_ASK_SCORE = "Answer with the score as a {number} from {low} to {high} and nothing else."
 
 _CONTROL = re.compile(r"<(?![\s=])|\[(?=/?[a-z]?[A-Z_]{2,}\])")
 
@@ -83,13 +83,21 @@ def comparison(
 
 
 def scoring(
-    question: Question, candidate: str, *, rubric: str, low: int, high: int, has_reference: bool
+    question: Question,
+    candidate: str,
+    *,
+    rubric: str,
+    low: int,
+    high: int,
+    is_whole: bool,
+    has_reference: bool,
 ) -> tuple[str, str]:
     """Return two texts for scoring a candidate. The first has the instructions. The second has the
     conversation and the candidate, and then asks for a score.
 
     Args:
         low, high: the lowest and the highest score.
+        is_whole: True asks for a whole number.
         rubric, has_reference: as in `comparison`.
     """
     instructions = _SCORE.format(rubric=_counts(rubric), low=low, high=high) + (
@@ -97,7 +105,7 @@ def scoring(
     )
     return instructions, (
         f"{_material(question, {'response': candidate}, has_reference)}\n\n"
-        f"{_ASK_SCORE.format(low=low, high=high)}"
+        f"{_ASK_SCORE.format(number='whole number' if is_whole else 'number', low=low, high=high)}"
     )
 
 

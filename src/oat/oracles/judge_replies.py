@@ -93,6 +93,8 @@ class ChatCompletion:
             have the answer.
         said: the beginning of the text, for messages; if there is no text, that of the refusal.
         prompt_tokens, completion_tokens: what the reply says that it took; None if it does not say so.
+        total_tokens: what it says that both took together; 0 if it does not say so. It may be more than their
+            sum: some services bill thoughts that they do not count in `completion_tokens`.
     """
 
     answer: str
@@ -103,6 +105,7 @@ class ChatCompletion:
     said: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int = 0
 
 
 def read_completion(body: bytes) -> ChatCompletion:
@@ -110,7 +113,8 @@ def read_completion(body: bytes) -> ChatCompletion:
 
     Raises:
         ErrorInReply: the body is an error with the status of a service.
-        ValueError: the body is no chat completion.
+        ValueError: the body is no chat completion, or the service broke off behind the beginning of a text,
+            which may have been billed.
     """
     found = _json(body)
     choice = _first_choice(found)
@@ -119,25 +123,24 @@ def read_completion(body: bytes) -> ChatCompletion:
     if isinstance(message, str | list) and message:
         message = {"content": message}
     text = _text(message.get("content")) if isinstance(message, dict) else ""
-    if not text or end == "broken":
-        error = error_in(choice) or error_in(found)
+    if not (text and finish and end == "whole"):
+        error = error_in(choice) or error_in(message) or error_in(found, is_bare=not choice)
+        if error is not None and text and (error[0] == 429 or error[0] >= 500):
+            raise ValueError(f"it broke off with an error: {error[1]}")
         if error is not None:
             raise ErrorInReply(*error)
     if not isinstance(message, dict):
         raise ValueError("no chat completion: it has no choice with a message")
     said = (text.strip() or _text(message.get("refusal")).strip())[:_MOST_SHOWN]
-    answer, usage = answer_in(text), found.get("usage")
-    tokens = _tokens(choice.get("logprobs"))
-    counts = usage if isinstance(usage, dict) else {}
+    answer, thoughts, tokens = answer_in(text), _thoughts(message), _tokens(choice.get("logprobs"))
     return ChatCompletion(
         answer,
         end,
         finish,
         tokens,
-        _place(text, answer, tokens or (), _thoughts(message)),
+        _place(text, answer, tokens or (), thoughts),
         said,
-        _count(counts.get("prompt_tokens")),
-        _count(counts.get("completion_tokens")),
+        *_usage(found.get("usage"), is_empty=not said and not thoughts),
     )
 
 
@@ -188,7 +191,8 @@ def _text(content: Any, depth: int = 0) -> str:
     if isinstance(content, list) and depth < _DEEPEST:
         return "".join(_text(part, depth + 1) for part in content)
     if isinstance(content, dict) and depth < _DEEPEST and not content.get("thought"):
-        is_text = content.get("type", "text") in ("text", "output_text", "message")
+        kind = content.get("type")
+        is_text = not isinstance(kind, str) or kind.casefold() in ("", "text", "output_text", "message")
         inner = (content.get(name) for name in ("text", "content", "value", "parts")) if is_text else ()
         return _text(next((each for each in inner if each is not None), ""), depth + 1)
     return ""
@@ -203,6 +207,28 @@ def _reason(finish: Any) -> str:
 
 def _end(finish: str) -> Literal["whole", "cut", "broken"]:
     return "broken" if _BROKEN.search(finish) else "cut" if _CUT.search(finish) else "whole"
+
+
+def _usage(usage: Any, *, is_empty: bool) -> tuple[int | None, int | None, int]:
+    """Return `ChatCompletion.prompt_tokens`, `completion_tokens` and `total_tokens`.
+
+    No prompt has 0 tokens, and no reply with a text or thoughts: some gateways state 0 and do not count.
+    Thoughts that are more than `completion_tokens` are not counted there (Perplexity), so they are added.
+
+    Args:
+        is_empty: the reply has neither text nor thoughts.
+    """
+    stated = usage if isinstance(usage, dict) else {}
+    details = stated.get("completion_tokens_details")
+    thoughts = max(
+        _count(each.get("reasoning_tokens")) or 0 for each in (stated, details) if isinstance(each, dict)
+    )
+    prompt, completion, total = (
+        _count(stated.get(f"{name}_tokens")) for name in ("prompt", "completion", "total")
+    )
+    if completion is not None and thoughts > completion:
+        completion += thoughts
+    return prompt or None, completion if completion or is_empty else None, total or 0
 
 
 def _count(value: Any) -> int | None:

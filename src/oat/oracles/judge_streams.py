@@ -1,9 +1,11 @@
 """Joins a chat completion that an endpoint streams although it was not asked to: lines with `data:`
 (server-sent events), each with a chunk, whose choices have a `delta`."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+_DONE = "[DONE]"
 _FIELDS = ("data:", "event:", "id:", "retry:")
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -13,17 +15,17 @@ def is_stream(text: str) -> bool:
     return text.startswith(_FIELDS)
 
 
-def joined(text: str, decode: Callable[[str], tuple[Any, int]]) -> dict[str, Any]:
+def joined(text: str, decode: Callable[[str, int], tuple[Any, int]]) -> dict[str, Any]:
     """Return a chat completion with the first choice of a stream.
 
     Args:
-        decode: reads JSON at the beginning of a text.
+        decode: reads JSON at a place of a text, and returns its value and its end.
 
     Raises:
         ValueError: the stream has no chunk, has ended before its end, or has something else than chunks.
     """
-    lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
-    chunks = [decode(line)[0] for line in lines if line and line != "[DONE]"]
+    lines = [line[5:].strip() for line in re.split(r"[\r\n]+", text) if line.startswith("data:")]
+    chunks = list(_values("\n".join(line for line in lines if line not in ("", _DONE)), decode))
     found: dict[str, Any] = {}
     choice: dict[str, Any] = {}
     message: dict[str, Any] = {}
@@ -42,12 +44,21 @@ def joined(text: str, decode: Callable[[str], tuple[Any, int]]) -> dict[str, Any
             own = part.get("logprobs")
             tokens = own.get("content") if isinstance(own, dict) else None
             logprobs += tokens if isinstance(tokens, list) else []
-    if not chunks or not (choice.get("finish_reason") or "[DONE]" in lines or "error" in found):
+    if not chunks or not (choice.get("finish_reason") or _DONE in lines or "error" in found):
         raise ValueError("a stream of events that was cut")
     if isinstance(choice.get("message"), dict):
         return {**found, "choices": [choice]}
     whole = {"logprobs": {"content": logprobs}} if logprobs else {}
     return {**found, "choices": [{**choice, "message": message, **whole}]}
+
+
+def _values(text: str, decode: Callable[[str, int], tuple[Any, int]]) -> Iterator[Any]:
+    """Yield the values of JSON in a text. Each has lines of its own, which may be several."""
+    place = 0
+    while place < len(text):
+        value, end = decode(text, place)
+        place = end + 1
+        yield value
 
 
 def _first(choices: Any) -> list[dict[str, Any]]:

@@ -91,7 +91,7 @@ class Found(Generic[V]):
 
     Attributes:
         value: the verdict, or the score.
-        start, end: the place in the text, in characters.
+        start, end: the place in the text, in characters; of a score, that of its number.
         opening: the place at which the marks begin that may stand before it, such as blanks and brackets.
     """
 
@@ -145,6 +145,7 @@ class Reader(Generic[V]):
             in the line; None if it is no value. The second argument is True if the text was cut there.
         has_other: True if prose before a value may say another one.
         known: the words that may come behind a value.
+        unit: a regular expression of what may belong to a value behind it.
     """
 
     def __init__(
@@ -155,23 +156,24 @@ class Reader(Generic[V]):
         parse: Callable[[re.Match[str], bool], V | None],
         has_other: Callable[[str, V], bool],
         known: Callable[[V], frozenset[str]],
+        unit: str = "",
     ) -> None:
         self._parse: Callable[[re.Match[str], bool], V | None] = parse
         self._has_other: Callable[[str, V], bool] = has_other
         self._known: Callable[[V], frozenset[str]] = known
         label = _label(names, r"(?:[:=]|\bis\b:?)")
         self._line = re.compile(
-            rf"(?P<label>{label})?(?P<open>{_OPEN})(?P<said>{value})(?![^\W_])(?!\W?\d)"
+            rf"(?P<label>{label})?(?P<open>{_OPEN})(?P<said>{value}){unit}(?![^\W_])(?!\W?\d)"
             rf"(?P<close>{_CLOSE}(?:</(?i:{names})>)?)(?P<rest>.*)"
         )
-        self._begins = re.compile(rf"(?:{label})?{_OPEN}(?:{value})(?![^\W_])")
+        self._begins = re.compile(rf"(?:{label})?{_OPEN}(?:{value}){unit}(?![^\W_])")
         self._tail = re.compile(rf"(?:{tail})?{_CLOSE}", re.IGNORECASE)
         self._label_alone = re.compile(_label(names, r"(?:[:=]|\bis\b:?)?"))
         self._unread = re.compile(_label(names, "[:=]"))
         self._key = re.compile(names, re.IGNORECASE)
         self._item = rf'"\s*:\s*"?{_OPEN}(?P<said>{value})'
         self._alone = re.compile(
-            rf"[{re.escape(_OPENING)}]*(?P<said>{value})(?![^\W_])(?:{_CLOSING}|[,\n])*+(?P<rest>)"
+            rf"[{re.escape(_OPENING)}]*(?P<said>{value}){unit}(?![^\W_])(?:{_CLOSING}|[,\n])*+(?P<rest>)"
         )
 
     def says(self, text: str, is_cut: bool = False) -> Found[V] | None:
@@ -329,10 +331,13 @@ def verdict_reader(verdicts: Sequence[str]) -> Reader[str]:
     return Reader("|".join(map(re.escape, verdicts)), _VERDICT_NAMES, _FAVOURABLE, parse, has_other, known)
 
 
-def score_reader(low: float, high: float) -> Reader[float]:
+def score_reader(low: float, high: float, *, are_whole: bool = False) -> Reader[float]:
     """Return a reader of scores from `low` to `high`. What follows a `/` must be the highest score, or the
-    number of scores if this is 10 or 100, as in 7/10 of [0, 9]."""
-    number = r"(?P<number>[+-]?\d+(?:\.\d+)?)"
+    number of scores if this is 10 or 100, as in 7/10 of [0, 9].
+
+    Args:
+        are_whole: the judge is asked for whole numbers. So a text that was cut behind 7 does not mean 7.5.
+    """
     most = r"""[*_"'`()\[\] \t]*(?:/|\b(?i:out[ \t]+of)\b)[*_"'`(\[ \t]*(?P<most>\d+(?:\.\d+)?)"""
     unit = r"[ \t]*(?:(?i:points?)\b|分|点" + (r"|%|％)" if high == 100 else ")")
     ends = (high, high + 1) if low == 0 and high in (9, 99) else (high,)
@@ -344,18 +349,19 @@ def score_reader(low: float, high: float) -> Reader[float]:
         return bool(_PARTS.search(text)) or any(low <= n <= high or low <= -n <= high for n in numbers)
 
     def parse(found: re.Match[str], is_cut: bool) -> float | None:
-        score, end = float(found["number"]), found["most"]
-        is_open = is_cut and (end is not None or _may_go_on(found["number"], low, high))
+        score, end = float(found["said"]), found["most"]
+        is_open = is_cut and (end is not None or _may_go_on(found["said"], low, high, are_whole))
         is_sound = low <= score <= high and not is_open and (end is None or float(end) in ends)
         return score if is_sound else None
 
     return Reader(
-        rf"{number}(?:{most})?(?:{unit})?",
+        r"[+-]?\d+(?:\.\d+)?",
         _SCORE_NAMES,
         _QUALITY,
         parse,
         has_other,
         lambda score: words,
+        rf"(?:{most})?(?:{unit})?",
     )
 
 
@@ -429,7 +435,9 @@ def _is_known(text: str, known: frozenset[str], is_cut: bool) -> bool:
     return all(word in known for word in words)
 
 
-def _may_go_on(number: str, low: float, high: float) -> bool:
-    """Return True if a number in [low, high] may be the beginning of one with more digits in [low, high]."""
-    value = float(number)
-    return "." not in number and ((value > 0 and 10 * value <= high) or (value < 0 and 10 * value >= low))
+def _may_go_on(number: str, low: float, high: float, are_whole: bool) -> bool:
+    """Return True if a number in [low, high] may be the beginning of another one in [low, high]."""
+    value, furthest = float(number), low if number.startswith("-") else high
+    if are_whole:
+        return value != 0 and abs(10 * value) <= abs(furthest)
+    return value != furthest

@@ -61,7 +61,7 @@ def read_reply(reply: ChatCompletion, reader: Reader[V], reads: Reads) -> Readin
         return Reading({said.value: 1.0})
     place = _place(reply, said)
     is_there = place is not None and place.value(place.token.piece, reader) == said.value
-    if place is not None and is_there and len(place.token.logps) > 1:
+    if place is not None and is_there and place.is_whole and len(place.token.logps) > 1:
         return _at_place(place, said.value, reader)
     if reads == "logprobs":
         return Reading(None, "its log-probabilities have no place of the verdict with alternatives")
@@ -80,11 +80,14 @@ class _Place:
         token: the token that has the first character of the verdict.
         before: the bytes between a label, such as `Answer:`, and the token.
         shared: the bytes of the token that come before the marks around the verdict.
+        is_whole: the token has the end of the verdict too. The `1` of a `1.0` has not: its alternative `0`
+            may be the beginning of `0.9`.
     """
 
     token: Token
     before: bytes
     shared: bytes
+    is_whole: bool
 
     def value(self, piece: bytes, reader: Reader[V]) -> V | None:
         """Return the verdict that the text would have if it had `piece` instead of the token."""
@@ -96,11 +99,14 @@ class _Place:
 
 
 def _at_place(place: _Place, said: V, reader: Reader[V]) -> Reading[V]:
-    """Read a token and its alternatives."""
+    """Read a token and its alternatives. Where the token is `7`, the alternative `8.` is no score: it may be
+    the beginning of `8.5`."""
     found: dict[V, float] = {}
+    has_point = place.token.piece.endswith(b".")
     for piece, logp in place.token.logps.items():
         value = place.value(piece, reader)
-        if value is not None:
+        goes_on = isinstance(value, float) and piece.endswith(b".") and not has_point
+        if value is not None and not goes_on:
             found[value] = found.get(value, 0.0) + math.exp(logp)
     total = math.fsum(found.values())
     if total < LEAST_SHARE:
@@ -115,15 +121,16 @@ def _place(reply: ChatCompletion, said: Found[V]) -> _Place | None:
     if reply.start is None:
         return None
     answer = reply.answer.encode("utf-8", "surrogatepass")
-    opening, first = (
-        len(reply.answer[:place].encode("utf-8", "surrogatepass")) for place in (said.opening, said.start)
+    opening, first, last = (
+        len(reply.answer[:place].encode("utf-8", "surrogatepass"))
+        for place in (said.opening, said.start, said.end)
     )
     end = -reply.start
     for token in reply.tokens or ():
         begin, end = end, end + len(token.piece)
         if end > first:
             before, shared = answer[opening : max(begin, opening)], token.piece[: max(0, opening - begin)]
-            return _Place(token, before, shared)
+            return _Place(token, before, shared, end >= last)
     return None
 
 

@@ -79,12 +79,35 @@ def names_logprobs(reply: bytes) -> bool:
     return bool(_LOGPROBS.search(reply[:_MOST_PARSED].decode("utf-8", "replace")))
 
 
-def error_in(found: Any) -> tuple[int, str] | None:
+def fewer_alternatives(said: str, asked: int) -> int:
+    """Return how many alternatives of a token to ask for after an error that names log-probabilities: the
+    greatest number below `asked` that it names, or else 5; 0 if that is no fewer.
+
+    Args:
+        said: what the error says.
+        asked: the number that was asked for.
+    """
+    named = (int(number) for number in re.findall(r"(?<![\w.-])\d{1,2}(?!\w|\.\d)", said))
+    return max((number for number in named if 1 < number < asked), default=5 if asked > 5 else 0)
+
+
+def error_in(found: Any, *, is_bare: bool = False) -> tuple[int, str] | None:
     """Return the status and the message of an error inside a reply with the status 200, such as
     {"error": {"code": 402, "message": "..."}}. Return None if there is no error. An error without the number
     of a status counts as 500. It counts as 402 if its code says that the credit is used up, and as 400 if its
-    message may say so."""
-    error = found.get("error") if isinstance(found, dict) else None
+    code names another error of all questions, or its message may name the credit.
+
+    Args:
+        is_bare: `found` has no reply, so it is an error itself if it has a message, such as
+            {"code": "InvalidApiKey", "message": "..."}.
+    """
+    if not isinstance(found, dict):
+        return None
+    error = found.get("error")
+    if not error and (is_bare or found.get("object") == "error"):
+        inner = found.get("base_resp")
+        error = inner if isinstance(inner, dict) else found
+        error = error if _code_and_message(error)[1] else None
     if not error:
         return None
     code, message = _code_and_message(error)
@@ -92,7 +115,8 @@ def error_in(found: Any) -> tuple[int, str] | None:
     if number:
         status = int(number[1])
     else:
-        status = 402 if _SPENT_CODES.search(code) else 400 if _CREDIT.search(message) else 500
+        is_of_all = _CODES_OF_ALL.search(code) or _CREDIT.search(message)
+        status = 402 if _SPENT_CODES.search(code) else 400 if is_of_all else 500
     return status, message or code or "an error"
 
 
@@ -123,8 +147,8 @@ def _said(reply: bytes) -> tuple[str, str]:
 def _code_and_message(error: Any) -> tuple[str, str]:
     if not isinstance(error, dict):
         return "", str(error)[:_MOST_READ] if isinstance(error, str) else ""
-    codes = [error.get(name) for name in ("code", "type", "status")]
-    said = [error.get(name) for name in ("message", "error", "detail", "msg")]
+    codes = [error.get(name) for name in ("code", "type", "status", "error_code", "status_code")]
+    said = [error.get(name) for name in ("message", "error", "detail", "msg", "error_msg", "status_msg")]
     details, metadata = error.get("details"), error.get("metadata")
     codes += (
         [each.get("reason") for each in details if isinstance(each, dict)]
