@@ -1,6 +1,7 @@
 """The display of a run: lines that stay in place in a terminal, one line per step elsewhere, and no progress
 bar of another library."""
 
+import itertools
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from fixtures import World, forked, kill_at, named, oat
-from rich.live import Live
+from rich.text import Text
 from terminal import Seen, in_a_terminal
 from tiny_models import build_config, save_model
 from transformers import AutoModelForCausalLM
@@ -20,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from oat.evaluation.evaluation import Evaluation
 from oat.learner.learner import Learner
 from oat.models.loading import load_lm, load_tokenizer, save_lm
+from oat.reports import progress
 from oat.reports.progress import counted, in_words, sparkline
 
 
@@ -32,7 +34,7 @@ def row_of(seen: Seen, name: str) -> list[str]:
 
 def drawn_often() -> None:
     """Draw the display five times as often. For a forked child only."""
-    Live.__init__.__kwdefaults__["refresh_per_second"] = 20
+    progress._DRAWN_EACH_S = 0.05
 
 
 def slowly(owner: Any, name: str) -> None:
@@ -44,6 +46,35 @@ def slowly(owner: Any, name: str) -> None:
         return original(*arguments, **kwargs)
 
     setattr(owner, name, slow)
+
+
+class Growing(progress.Display):
+    """A display that has another number of lines each time it is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__(run=None)  # type: ignore[arg-type]
+        self.drawings = itertools.count()
+
+    def lines(self) -> Text:
+        return Text("\n".join(["of the display"] * (1 + next(self.drawings) % 3)))
+
+
+def test_lines_that_are_printed_while_the_display_is_drawn() -> None:
+    """Nothing of the display stays above them."""
+
+    def watched() -> int:
+        progress._DRAWN_EACH_S = 0.0001
+        display = Growing()
+        with display.drawn():
+            for number in range(200):
+                display.console.print(f"permanent {number}")
+        return 0
+
+    seen = in_a_terminal(watched)
+    lines = [line for line in seen.lines if line]
+    assert lines[:200] == [f"permanent {number}" for number in range(200)]
+    assert set(lines[200:]) == {"of the display"}
+    assert len(lines) <= 203
 
 
 def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:

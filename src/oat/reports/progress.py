@@ -1,9 +1,9 @@
 """The progress of a run. In a terminal it is a few lines that are redrawn in place; elsewhere it is one line
 for each step.
 
-In a terminal, a thread of the library rich draws the lines four times a second. The thread only reads values
-that the run has stored in the `Display`, so the run never waits for the thread. The cursor stays visible, so
-the terminal can be used after a kill.
+In a terminal, a thread draws the lines four times a second. It only reads values that the run has stored in
+the `Display`, so the run waits for it only where both write to the terminal. The cursor stays visible, so the
+terminal can be used after a kill.
 """
 
 import math
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, RLock, Thread
 from typing import Any
 
 from oat.build.about import About
@@ -37,6 +38,7 @@ WATCHED = (
 )
 """The metrics that may be shown with a sparkline. The first two of them that a run reports are shown."""
 
+_DRAWN_EACH_S = 0.25
 _SHOWN = 2
 _RECENT = 30
 """The number of recent rows from which the time left is estimated."""
@@ -119,6 +121,20 @@ def way_on(run: Run, about: About, reason: str) -> str:
     )
 
 
+def _console(drawing: Any) -> Any:
+    """Return a console that holds the lock `drawing` while it prints. If two threads print at once, rich lets
+    each erase the lines that were there before both, and some of the display would stay above it."""
+    from rich.console import Console
+
+    class Locked(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            with drawing:
+                super().print(*objects, **options)
+
+    # users' code sees another size of the terminal (`plugins/calls.py`)
+    return Locked(markup=False, highlight=False, emoji=False, _environ=dict(os.environ))
+
+
 class Display:
     """The lines that show a run in a terminal.
 
@@ -127,13 +143,10 @@ class Display:
     """
 
     def __init__(self, run: Run, rows: Sequence[Mapping[str, float]] = ()):
-        from rich.console import Console
-
         self.run = run
         self.rows = list(rows)
-        # users' code sees another size of the terminal (`plugins/calls.py`)
-        own = dict(os.environ)
-        self.console = Console(markup=False, highlight=False, emoji=False, _environ=own)
+        self._drawing = RLock()
+        self.console = _console(self._drawing)
         self.cells: list[tuple[str, Any, Any]] = []
         self.done = 0.0
         self.left_s: float | None = None
@@ -145,13 +158,28 @@ class Display:
         """Draw the lines while the context is open. The cursor stays visible."""
         from rich.live import Live
 
-        live = Live(console=self.console, get_renderable=self.lines, redirect_stderr=sys.stderr.isatty())
+        live = Live(
+            console=self.console,
+            get_renderable=self.lines,
+            redirect_stderr=sys.stderr.isatty(),
+            auto_refresh=False,
+        )
+        is_over = Event()
+        thread = Thread(target=self._redraw, args=(live, is_over), daemon=True)
         with live:
             self.console.show_cursor(True)
+            thread.start()
             try:
                 yield
             finally:
+                is_over.set()
+                thread.join()
                 self.now = None
+
+    def _redraw(self, live: Any, is_over: Event) -> None:
+        while not is_over.wait(_DRAWN_EACH_S):
+            with self._drawing:
+                live.refresh()
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
