@@ -94,7 +94,12 @@ def trained(world: World, folder: Path, changes: Mapping[str, Any]) -> Path:
     ("changes", "place", "call"),
     [
         ({}, "oat.ledger.outstanding:Outstanding._record", 2),
-        ({"oracle.name": "{folder}/rarity.py:late"}, "oat.ledger.outstanding:Outstanding.submit", 2),
+        pytest.param(
+            {"oracle.name": "{folder}/rarity.py:late"},
+            "oat.ledger.outstanding:Outstanding.submit",
+            2,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "async"],
 )

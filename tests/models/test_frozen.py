@@ -155,6 +155,7 @@ def test_they_stay_in_every_model_that_starts_from_these_files(
         assert not any(part in name for name in changed for part in LOWER), changed
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_frozen_tensors(
     world: World, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -273,7 +273,7 @@ def test_prose_before_a_last_line_with_a_label_is_no_verdict(prose: list[str], l
             "7 - " + "good " * 19_000,
             "1. a\n" * 16_000,
             "{" + " " * 99_000 + "x",
-            "Hm.\n" + "so 1 " * 19_000 + "\nVerdict: 0",
+            "Hm.\n" + "so 1 " * 8_000 + "\nVerdict: 0",
         ),
     ],
     ids=range(12),
