@@ -11,6 +11,7 @@ from fixtures import make_model, oat, write_jsonl
 from oat.blobs import pack, unpack
 from oat.data.fit import Fit
 from oat.data.formats import Layout, scores_of
+from oat.data.messages import conversation_of
 from oat.data.prompt_set import PromptSet, Source, read_prompts
 from oat.errors import DataError, OatWarning
 from oat.models.loading import load_tokenizer
@@ -469,3 +470,22 @@ def test_a_response_that_cannot_be_rendered_names_its_record(world, tmp_path, ca
         "data.jsonl:1: field 'completion': the response cannot be rendered: the template's prompt opens "
         "<think>"
     ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_calls_of_sharegpt_are_calls(is_list: bool) -> None:
+    """They were learned as the text of their JSON, in no form of the template."""
+    call = {"name": "find", "arguments": {"q": "cat"}}
+    value = json.dumps([call, call] if is_list else call)
+    (message,) = conversation_of([{"from": "function_call", "value": value}], "here")
+    function = {"type": "function", "function": call}
+    calls = [function] * (2 if is_list else 1)
+    assert message == Message("assistant", "", {"tool_calls": calls})
+
+
+@pytest.mark.parametrize(
+    "value", ["{'name': 'find'}", "", "find(q='cat')", "[]", '{"q": 1}', "[3]", "[" * 9999]
+)
+def test_a_call_of_sharegpt_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(DataError, match=r"here, message 1: expected the JSON of a call"):
+        conversation_of([{"from": "function_call", "value": value}], "here")

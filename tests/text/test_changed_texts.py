@@ -143,14 +143,19 @@ def test_records_that_a_tokenizer_changes_are_found(tmp_path: Path, kind: str) -
 def test_check_counts_what_is_learned_otherwise_than_it_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tokenizer changes the text of one record; another has a special token that is no own tag."""
+    """The tokenizer changes the text of one record; another has a special token that is no own tag, and the
+    prompt of a third one is already rendered."""
     tokenizer = save_kind("no-break space", tmp_path)
     tokenizer.chat_template = HEADER
     tokenizer.save_pretrained(tmp_path)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path)
     answers = ["the\u00a0sky", "<think>the sky</think>is", "the<|user|>sky", "is", "is"]
-    records = [{"messages": [user("hi").plain, assistant(text).plain]} for text in answers]
+    asked = ["hi"] * 4 + ["<|user|>hi"]
+    records = [
+        {"messages": [user(prompt).plain, assistant(text).plain]}
+        for prompt, text in zip(asked, answers, strict=True)
+    ]
     write_jsonl(tmp_path / "data.jsonl", records)
     tree = {
         "run_dir": str(tmp_path / "run"),
@@ -170,5 +175,5 @@ def test_check_counts_what_is_learned_otherwise_than_it_is_written(
     ]
     changed, ordinary = lines
     assert re.search(r"of 5 records that were compared, it changes 1\b.*the.xa0sky", changed)
-    assert "'<|user|>' in 1 of 5 records" in ordinary
+    assert "'<|user|>' in 2 of 5 records" in ordinary
     assert "think" not in ordinary

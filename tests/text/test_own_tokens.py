@@ -84,7 +84,7 @@ def test_recorded_texts_have_the_tokens_that_sampling_yields(tokenizer: PreTrain
         own = [piece for piece in pieces if is_own(piece)]
         assert specials == tokenizer.convert_tokens_to_ids(own)
         assert renderer.text(ids, after=renderer.prompt([user("hi")])) == text
-        assert made_ordinary(renderer, text) == [piece for piece in pieces if piece in OF_TURNS]
+        assert made_ordinary(renderer, [], text) == [piece for piece in pieces if piece in OF_TURNS]
         asked = [id for id in renderer.prompt([user(text)]).tolist() if id in tokenizer.added_tokens_decoder]
         assert asked == tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<|im_start|>"])
 

@@ -142,6 +142,21 @@ def test_prompt_and_response_are_the_ids_of_the_whole_text(
     check()
 
 
+@pytest.mark.parametrize("kind", [*KINDS, *LOSSY])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_text_that_has_a_beginning_gets_no_second_one(tmp_path: Path, kind: str, begins: bool) -> None:
+    tokenizer = save_kind(kind, tmp_path, begins=begins)
+    first = tokenizer.convert_ids_to_tokens(tokenizer("x")["input_ids"][:1])[0] if begins else "<s>"
+    renderer, text = Renderer(tokenizer, template=None), f"{first}the sky is"
+    alone = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert renderer.prompt([user(text)]).tolist() == alone
+    learned, mask = renderer.recorded([], text)
+    assert learned[: len(alone)].tolist() == alone
+    assert not mask[0]
+    (answered, _) = renderer.loss_mask([user(text), assistant(" blue")])
+    assert answered[: len(alone)].tolist() == alone
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte-level, composed"])
 def test_a_conversation_of_several_turns_is_what_the_template_writes(

@@ -86,6 +86,12 @@ def _has_other_ends(config: Config) -> bool:
     return bool(config.prompts.responses) or (decoder is not None and decoder.suffix not in usual)
 
 
+def _has_beginnings(config: Config) -> bool:
+    """Return True if the policy's tokenizer puts tokens before every text without a template."""
+    decoder = _decoder(config) if config.render.template is None else None
+    return decoder is not None and bool(decoder.prefix)
+
+
 def _has_own_tokens(config: Config) -> bool:
     """Return True if the policy's tokenizer has tags of reasoning and calls that became ordinary text."""
     decoder = _decoder(config) if config.render.template is not None else None
@@ -175,7 +181,7 @@ CHANGES: tuple[Change, ...] = (
         "calls_are_read_back",
         "a recorded call of a tool is refused if it has fields that are not known, or if what the template "
         "writes is not read back as this call; before, it was learned without these fields, or as another "
-        "call (docs/data.md)",
+        "call; the value of ShareGPT's `function_call` is a call, and was a text (docs/data.md)",
         lambda config: config.render.template not in (None, "chatml"),
     ),
     Change(
@@ -196,6 +202,12 @@ CHANGES: tuple[Change, ...] = (
         "without a chat template, a recorded response that has an end gets no second one; and what the "
         "tokenizer puts behind every text ends the response; before, it could stand in front of it",
         _has_other_ends,
+    ),
+    Change(
+        "one_beginning",
+        "without a chat template, a text that itself begins with what the tokenizer puts before every text, "
+        "such as <s>, gets no second one",
+        _has_beginnings,
     ),
     Change(
         "own_tokens",

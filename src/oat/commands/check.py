@@ -130,8 +130,8 @@ def _model(learner: Learner, *, learns: bool) -> Lines:
 
 def _tokenizer(run_inputs: RunInputs) -> Lines:
     """Yield a line if the tokenizer changes texts, and how many records it changes; and a line if special
-    tokens in the assistant's texts become ordinary text. Then responses are learned and read otherwise than
-    the data have them."""
+    tokens in the texts become ordinary text. Then records are learned and read otherwise than the data have
+    them."""
     changed = list(changed_texts(run_inputs.renderer.tokenizer))
     looked_at = run_inputs.prompts.spread(_LOOKED_AT)
     rows, tokens = dict[int, str](), Counter[str]()
@@ -141,7 +141,8 @@ def _tokenizer(run_inputs: RunInputs) -> Lines:
             parts = [changed_part(run_inputs.renderer, prompt.messages, value) for value in values]
             if found := [part for part in parts if part is not None]:
                 rows[prompt.row] = found[0]
-        tokens.update({token for value in values for token in made_ordinary(run_inputs.renderer, value)})
+        for value in values:
+            tokens.update({*made_ordinary(run_inputs.renderer, prompt.messages, value)})
     if changed or rows:
         shown = ", ".join(f"{text!r} becomes {now!r}" for text, now in changed[:_MOST_CHANGED])
         more = f", and {len(changed) - _MOST_CHANGED} more" if len(changed) > _MOST_CHANGED else ""
@@ -165,8 +166,9 @@ def _tokenizer(run_inputs: RunInputs) -> Lines:
         more = ", and others" if len(tokens) > _MOST_CHANGED else ""
         yield (
             "tokenizer",
-            "special tokens in the assistant's texts are learned as ordinary text "
-            f"(docs/data.md#text-to-tokens): {names} of {len(looked_at)} records{more}",
+            "special tokens in the texts of messages are read and learned as ordinary text "
+            f"(docs/data.md#text-to-tokens): {names} of {len(looked_at)} records{more}; if the prompts are "
+            "already rendered by a chat template, set `template: null` under `render`",
         )
 
 

@@ -1,7 +1,9 @@
 """Reads the messages of records: {"role", "content"} or ShareGPT's {"from", "value"}, with contents as text
 or as a list of parts, and with further fields."""
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
 
@@ -190,6 +192,8 @@ def _message(entry: Any, where: str) -> Message:
             f"{where}: expected a role, got {repr(found)[:80]}; {did_you_mean(str(found)[:80], valid)}"
         )
     content = "" if needs_no_text and entry.get(keys[1]) is None else _text(entry[keys[1]], where)
+    if entry[keys[0]] == "function_call" and not needs_no_text:
+        content, fields = "", {**fields, "tool_calls": _calls_of(content, where)}
     if not content.strip() and role not in ("assistant", "tool"):
         raise DataError(
             f"{where}: expected text, got an empty message; write the prompt or remove the record"
@@ -201,6 +205,20 @@ def _message(entry: Any, where: str) -> Message:
             f"{role}'s; remove it"
         )
     return Message(role, content, fields)
+
+
+def _calls_of(text: str, where: str) -> list[dict[str, Any]]:
+    """Return the calls of tools in the text of ShareGPT's `function_call`: the JSON of one, or of a list."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        calls = found if isinstance(found, list) else [found]
+        if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+            return [{"type": "function", "function": call} for call in calls]
+    raise DataError(
+        f'{where}: expected the JSON of a call as value of `function_call`, {{"name": ..., "arguments": '
+        f"{{...}}}}, or of a list of calls, got {repr(text)[:80]}; repair it, or write `gpt` as its role if "
+        "it is to be learned as text"
+    )
 
 
 def _say_null_arguments(calls: Any, entry: Any) -> None:

@@ -83,10 +83,12 @@ def changed_part(
     return None
 
 
-def made_ordinary(renderer: Renderer, response: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Return the special tokens in the assistant's contents of a response that are read as ordinary text."""
-    said = [message for message in _messages(response) if message.role == "assistant"]
-    return [token for message in said for token in renderer.made_ordinary(message)]
+def made_ordinary(
+    renderer: Renderer, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]] | None
+) -> list[str]:
+    """Return the special tokens in a record's messages that are read as ordinary text."""
+    messages = [*prompt, *_messages(response)]
+    return [token for message in messages for token in renderer.made_ordinary(message)]
 
 
 def _messages(response: str | Sequence[Mapping[str, Any]] | None) -> list[Message]:

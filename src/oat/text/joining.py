@@ -46,8 +46,12 @@ class Joiner:
 
     def plain(self, text: str) -> np.ndarray:
         """Return the ids, (T,) int32, of a plain text that others may follow. They begin with what the
-        tokenizer puts before every text. They do not end with what it puts behind every text."""
+        tokenizer puts before every text, once, also if the text itself begins with it, such as `<s>`. They do
+        not end with what it puts behind every text."""
         ids, _ = self._encoder.ids(text, adds=True)
+        prefix = self._decoder.prefix
+        if prefix and ids[len(prefix) : 2 * len(prefix)] == prefix:
+            ids = ids[len(prefix) :]
         end = len(ids) - len(self._decoder.suffix)
         return np.array(ids[:end] if ids[end:] == self._decoder.suffix else ids, dtype=np.int32)
 

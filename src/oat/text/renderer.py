@@ -18,7 +18,7 @@ Control tokens in messages become ordinary text, so data cannot end a turn or be
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -139,6 +139,9 @@ class Renderer:
             look_for_rewriting(self._chat, is_refused=has_turns)
         ends = {tokenizer.eos_token_id, self._turn.end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
+        # the ids that end a response and are no part of its text
+        own = {id for id in self.stop_ids - ends if is_own(self._decoder.added.get(id, ""))}
+        self._silent = self.stop_ids - own
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
@@ -405,12 +408,6 @@ class Renderer:
     def cut(self, text: str) -> str:
         """Return a text up to its first stop string. One that closes a tag belongs to the text."""
         return cut(text, self.stop)
-
-    @cached_property
-    def _silent(self) -> frozenset[int]:
-        """The ids that end a response and are no part of its text."""
-        added, always = self._decoder.added, (self.tokenizer.eos_token_id, self._turn.end_id)
-        return frozenset(id for id in self.stop_ids if id in always or not is_own(added.get(id, "")))
 
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         return messages if self._question is None else self._question.put(messages, self._few_shot)
