@@ -324,3 +324,23 @@ def test_what_was_paid_is_counted(
     assert sum(counted) >= paid
     assert lost or counted == (prompt, answer + thoughts)
     assert counted[0] >= prompt
+
+
+@pytest.mark.parametrize("counted", ["usage", "tokens", "neither"])
+@pytest.mark.parametrize("finish", [None, "", "stop", "missing"])
+@pytest.mark.parametrize("taken", [3, 4])
+def test_a_reply_of_the_most_tokens_without_a_reason_was_cut(
+    counted: str, finish: str | None, taken: int
+) -> None:
+    """The `1` of `Score: 1` may be the beginning of `10`. With a reason the reply is what the reason says."""
+    tokens = [
+        {"token": text, "logprob": 0.0, "top_logprobs": []} for text in ("Score", ": ", "1", "")[:taken]
+    ]
+    choice: dict[str, Any] = {"message": {"content": "Score: 1"}, "finish_reason": finish}
+    choice |= {"logprobs": {"content": tokens}} if counted == "tokens" else {}
+    body: dict[str, Any] = {"choices": [choice]}
+    body |= {"usage": {"prompt_tokens": 9, "completion_tokens": taken}} if counted == "usage" else {}
+    if finish == "missing":
+        del choice["finish_reason"]
+    is_cut = finish != "stop" and counted != "neither" and taken == 4
+    assert read_completion(json.dumps(body).encode(), 4).end == ("cut" if is_cut else "whole")

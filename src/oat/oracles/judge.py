@@ -3,8 +3,8 @@
 
 `mode: compare` asks which of two responses is better. `mode: score` asks for a number for each response. A
 verdict is read from the reply's text and from the log-probabilities of its token (judge_verdicts.py). So is a
-score, if all scores of `range` have one digit. In three cases the text alone is read: `reads` is `text`;
-`reads` is `auto`, and the endpoint gives no log-probabilities; or a score can have more digits. The texts
+score, if a digit tells it about (`is_of_digits`). In three cases the text alone is read: `reads` is `text`;
+`reads` is `auto`, and the endpoint gives no log-probabilities; or a digit does not tell a score. The texts
 that are sent are in judge_prompts.py.
 
 If a reply has no verdict, the option `invalid` says what follows: the judge is asked again, or the value
@@ -109,7 +109,7 @@ class Judge(Oracle):
         }
         self._client = HttpClient(bases, token=key, token_from=source, **limits)
         self._masked = lambda text: text.replace(key, "[key]") if key else text
-        self._reads = c.reads if c.mode == "compare" or is_of_digits(*c.range) else "text"
+        self._reads = c.reads if c.mode == "compare" or is_of_digits(c) else "text"
         self._has_logprobs: bool | None = False if self._reads == "text" else None
         self._refuses_logprobs = False
         self._alternatives = _ALTERNATIVES[c.mode]
@@ -317,7 +317,7 @@ class Judge(Oracle):
         return self._client.post(
             _PATH,
             sent,
-            read_completion,
+            partial(read_completion, most_tokens=c.max_tokens),
             deadline_s=c.max_outage_s + c.tries * c.timeout_s,
             max_tries=tries,
             has_failed=has_failed,

@@ -126,16 +126,16 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
         ) from None
     unread = sorted(options.keys() & (_ONLY_COMPARE if c.mode == "score" else _ONLY_SCORE))
     low, high = c.range
-    names, has_digits = sorted(c.extra.keys() & _OURS), is_of_digits(low, high)
+    names = sorted(c.extra.keys() & _OURS)
     wrong = {
         f"{' and '.join(unread)} is set, and mode: {c.mode} does not read it; remove it": bool(unread),
         "invalid: tie is set, and a score has no tie; set skip or retry": c.mode == "score"
         and c.invalid == "tie",
         f"range is {list(c.range)}; the first must be the lower": low >= high,
         (
-            f"reads: logprobs is set, and scores of the range {list(c.range)} are more than a digit; set "
-            "text, or a range within [0, 9]"
-        ): (c.mode == "score" and c.reads == "logprobs" and not has_digits),
+            f"reads: logprobs is set, and scores of the range {list(c.range)} are more than a digit, or "
+            "fractions; set text, a range within [0, 9] of 2 or more, or max_tokens: 1 for whole scores"
+        ): (c.mode == "score" and c.reads == "logprobs" and not is_of_digits(c)),
         "one of price_in and price_out is missing; set both": (c.price_in is None) != (c.price_out is None),
         f"extra has {', '.join(names)}, which this oracle sets itself; use its options": bool(names),
     }
@@ -145,9 +145,11 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
     return c
 
 
-def is_of_digits(low: int, high: int) -> bool:
-    """Return True if every score from low to high is one digit."""
-    return low >= 0 and high <= 9
+def is_of_digits(config: JudgeConfig) -> bool:
+    """Return True if a digit tells a score about. In a range of 1, the beginning `0` of `0.9` would count as
+    the other end, unless the scores are whole."""
+    low, high = config.range
+    return low >= 0 and high <= 9 and (high - low >= 2 or config.max_tokens == 1)
 
 
 def key_of(name: str | None) -> tuple[str | None, str]:

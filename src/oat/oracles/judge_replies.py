@@ -108,8 +108,12 @@ class ChatCompletion:
     total_tokens: int = 0
 
 
-def read_completion(body: bytes) -> ChatCompletion:
+def read_completion(body: bytes, most_tokens: float = math.inf) -> ChatCompletion:
     """Read the first choice of a chat completion, and its usage.
+
+    Args:
+        most_tokens: the largest number of tokens that was asked for. A reply of so many that does not say why
+            it has ended counts as cut.
 
     Raises:
         ErrorInReply: the body is an error with the status of a service.
@@ -133,15 +137,11 @@ def read_completion(body: bytes) -> ChatCompletion:
         raise ValueError("no chat completion: it has no choice with a message")
     said = (text.strip() or _text(message.get("refusal")).strip())[:_MOST_SHOWN]
     answer, thoughts, tokens = answer_in(text), _thoughts(message), _tokens(choice.get("logprobs"))
-    return ChatCompletion(
-        answer,
-        end,
-        finish,
-        tokens,
-        _place(text, answer, tokens or (), thoughts),
-        said,
-        *_usage(found.get("usage"), is_empty=not said and not thoughts),
-    )
+    asked, taken, both = _usage(found.get("usage"), is_empty=not said and not thoughts)
+    if not finish and max(taken or 0, len(tokens or ())) >= most_tokens:
+        end = "cut"
+    place = _place(text, answer, tokens or (), thoughts)
+    return ChatCompletion(answer, end, finish, tokens, place, said, asked, taken, both)
 
 
 def answer_in(text: str) -> str:
