@@ -150,7 +150,13 @@ def test_check_counts_what_is_learned_otherwise_than_it_is_written(
     tokenizer.save_pretrained(tmp_path)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path)
-    answers = ["the\u00a0sky", "<think>the sky</think>is", "the<|user|>sky", "is", "is"]
+    answers = [
+        "the\u00a0sky",
+        "<think>the sky</think>is",
+        "the<|user|>sky",
+        "<tool_call>{'name': 'f'}</tool_call>",
+        "is",
+    ]
     asked = ["hi"] * 4 + ["<|user|>hi"]
     records = [
         {"messages": [user(prompt).plain, assistant(text).plain]}
@@ -170,9 +176,10 @@ def test_check_counts_what_is_learned_otherwise_than_it_is_written(
     }
     (tmp_path / "oat.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     assert oat("check", tmp_path / "oat.yaml") == 0
-    lines = [
-        line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "tokenizer  " in line
-    ]
+    told = capsys.readouterr().out.splitlines()
+    lines = [line.split(maxsplit=1)[1] for line in told if "tokenizer  " in line]
+    (unread,) = [line for line in told if "a call in their text that cannot be read" in line]
+    assert re.search(r"1 of 5 responses .*row 4: ", unread)
     changed, ordinary = lines
     assert re.search(r"of 5 records that were compared, it changes 1\b.*the.xa0sky", changed)
     assert "'<|user|>' in 2 of 5 records" in ordinary

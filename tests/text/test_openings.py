@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from oat import wire
 from oat.data.fit import Fit
 from oat.errors import TemplateError
-from oat.oracles.rules.countdown import countdown
+from oat.oracles.rules.countdown import CountdownRule, countdown
 from oat.oracles.rules.shape import FormatRule, RegexRule
 from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
@@ -152,6 +152,14 @@ def test_a_form_may_be_about_the_response_alone(tokenizers) -> None:
     for rule in rules:
         rule.tell_opening(renderer.opening)
         assert rule.grade(["?"] * 2, ["hm\n</think>\n<answer>42</answer>", "no"]) == [1.0, 0.0]
+
+
+def test_an_answer_may_be_opened_by_the_prompt(tokenizers) -> None:
+    renderer = rendering(tokenizers[1], always("<answer>", "</answer>"))
+    rule, texts = CountdownRule(), ["6 * 4</answer>", "<answer>6 * 4</answer>", "6 * 4"]
+    assert rule.grade(["?"] * 3, texts, target=[24] * 3, nums=[[6, 4]] * 3) == [0.0, 1.0, 0.0]
+    rule.tell_opening(renderer.opening)
+    assert rule.grade(["?"] * 3, texts, target=[24] * 3, nums=[[6, 4]] * 3) == [1.0, 1.0, 0.0]
 
 
 OWN = "<think>hm</think><answer>42</answer>"

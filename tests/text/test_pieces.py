@@ -257,6 +257,10 @@ def test_a_reward_model_without_a_template_reads_the_whole_text(
     renderer = Renderer(tokenizer, template=None)
     whole = tokenizer("the sky is blue")["input_ids"]
     assert renderer.whole([user("the sky is")], " blue").tolist() == [*whole, tokenizer.eos_token_id]
+    spelled = renderer.whole([user("the sky is")], " <s>blue</s>").tolist()
+    assert not {*tokenizer.all_special_ids} & {*spelled[len(tokenizer("the sky is")["input_ids"]) : -1]} - {
+        tokenizer.unk_token_id
+    }, "what a policy spells out ends nothing"
     inner = renderer.within([user("the sky is")], " blue")
     assert [*tokenizer("the sky is")["input_ids"], *inner.tolist()] == whole
 

@@ -77,7 +77,7 @@ def test_the_format_of_a_date_is_the_templates(tokenizer, tmp_path, format):
 def test_dates_that_cannot_be(tokenizer, tmp_path):
     for template in (None, "chatml", write(tmp_path, NO_END)):
         with pytest.raises(
-            TemplateError, match="the date 2024-02-09 is given, and the template reads none; remove `date`"
+            TemplateError, match="the date 2024-02-09 is given, and the template reads none; remove it"
         ):
             Renderer(tokenizer, template=template, date=DAY)
     with pytest.raises(TemplateError, match="computes the format of its date"):

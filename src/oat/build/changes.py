@@ -259,7 +259,8 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change(
         "whole_responses",
-        "a reward model reads the whole response, where its chat template leaves out thoughts or other parts "
+        "a reward model reads the whole response, where its chat template leaves out thoughts or other "
+        "parts; without a chat template, it reads control tokens in a response as ordinary text "
         "(docs/oracles/reward_model.md); recorded answers stay, and are used again",
         lambda config: _asks(config, "reward_model"),
     ),

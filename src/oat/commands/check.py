@@ -40,7 +40,7 @@ from oat.models.nf4 import count
 from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.rows import read_metrics
-from oat.text.changed_texts import changed_part, changed_texts, made_ordinary
+from oat.text.changed_texts import changed_part, changed_texts, made_ordinary, unread_calls
 from oat.types import Price
 
 _MOST_CHANGED = 3
@@ -131,10 +131,10 @@ def _model(learner: Learner, *, learns: bool) -> Lines:
 def _tokenizer(run_inputs: RunInputs) -> Lines:
     """Yield a line if the tokenizer changes texts, and how many records it changes; and a line if special
     tokens in the texts become ordinary text. Then records are learned and read otherwise than the data have
-    them."""
+    them. Yield a line also if responses have calls of tools that our parsers do not read."""
     changed = list(changed_texts(run_inputs.renderer.tokenizer))
     looked_at = run_inputs.prompts.spread(_LOOKED_AT)
-    rows, tokens = dict[int, str](), Counter[str]()
+    rows, tokens, unread = dict[int, str](), Counter[str](), list[tuple[int, str]]()
     for prompt in looked_at:
         values = [prompt.columns[name] for name in run_inputs.prompts.responses] or [None]
         with suppress(TemplateError):  # this record is refused elsewhere, or left out
@@ -143,6 +143,7 @@ def _tokenizer(run_inputs: RunInputs) -> Lines:
                 rows[prompt.row] = found[0]
         for value in values:
             tokens.update({*made_ordinary(run_inputs.renderer, prompt.messages, value)})
+            unread += [(prompt.row, fault) for fault in unread_calls(value)[:1]]
     if changed or rows:
         shown = ", ".join(f"{text!r} becomes {now!r}" for text, now in changed[:_MOST_CHANGED])
         more = f", and {len(changed) - _MOST_CHANGED} more" if len(changed) > _MOST_CHANGED else ""
@@ -169,6 +170,14 @@ def _tokenizer(run_inputs: RunInputs) -> Lines:
             "special tokens in the texts of messages are read and learned as ordinary text "
             f"(docs/data.md#text-to-tokens): {names} of {len(looked_at)} records{more}; if the prompts are "
             "already rendered by a chat template, set `template: null` under `render`",
+        )
+
+    if unread:
+        row, fault = unread[0]
+        yield (
+            "tools",
+            f"{len(unread)} of {len(looked_at)} responses have a call in their text that cannot be read, as "
+            f"in row {row}: {fault}",
         )
 
 

@@ -123,7 +123,7 @@ ORACLES = Registry(
         "exact_match": "oat.oracles.rules.exact:exact_match",
         "gsm8k": "oat.oracles.rules.gsm8k:gsm8k",
         "gsm8k_marked": "oat.oracles.rules.gsm8k:gsm8k_marked",
-        "countdown": "oat.oracles.rules.countdown:countdown",
+        "countdown": "oat.oracles.rules.countdown:CountdownRule",
         "cheerful": "oat.oracles.rules.sentiment:cheerful",
         "isolated": "oat.oracles.isolated:Isolated",
         "mixture": "oat.oracles.mixture:Mixture",

@@ -305,6 +305,8 @@ def _read_xml(
         if ended is None:
             break
         written = text[opened.end() : ended.start()]
+        if re.search(next_one, written):
+            break  # a mark was forgotten, or a text has one
         if strips and len(written) > 1 and written[0] == written[-1] == "\n":
             written = written[1:-1]
         is_text = opened.groupdict().get("is_text") == "true"

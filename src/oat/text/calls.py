@@ -78,7 +78,7 @@ _FORMS = (
     _form(rf"to=functions\.{_NAME}(?:(?!<\|message\|>)[^{{}}]){{0,80}}+<\|message\|>", read_named),
     # Mistral, before and since tokenizer 11
     _form(r"\[TOOL_CALLS\](?=\s*[\[{])", read_json),
-    _form(rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\]\w*)?\[ARGS\]", read_named),
+    _form(rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\s*\{{))", read_named),
     # Kimi K2, then Solar
     _form(rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_KIMI_NAME}(?::\d+)?\s*{_KIMI}", read_named),
     _form(rf"<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>", read_named),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oat.errors import TemplateError
+from oat.text.calls import template_calls
 from oat.text.encoding import Encoder
 from oat.text.renderer import Renderer
 from oat.types import Message
@@ -81,6 +82,13 @@ def changed_part(
                     return content
                 break
     return None
+
+
+def unread_calls(response: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Return what is wrong with the calls of tools in the assistant's texts of a response that
+    `oat.environments.tools` would not read."""
+    said = [message.content for message in _messages(response) if message.role == "assistant"]
+    return [call.fault for content in said for call in template_calls(content) if call.fault]
 
 
 def made_ordinary(

@@ -124,8 +124,7 @@ class Renderer:
         self.source = "" if self.template is None else on_day(self.template, date or datetime.date.today())
         if date is not None and self.source == (self.template or ""):
             raise TemplateError(
-                f"the date {date} is given, and the template reads none; remove `date`, or choose another "
-                "template"
+                f"the date {date} is given, and the template reads none; remove it or take another template"
             )
         self._chat = self._openings = None
         self._turn = Turn(*self._decoder.end)
@@ -139,9 +138,7 @@ class Renderer:
             look_for_rewriting(self._chat, is_refused=has_turns)
         ends = {tokenizer.eos_token_id, self._turn.end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
-        # the ids that end a response and are no part of its text
-        own = {id for id in self.stop_ids - ends if is_own(self._decoder.added.get(id, ""))}
-        self._silent = self.stop_ids - own
+        self._silent = ends | {i for i in self.stop_ids if not is_own(self._decoder.added.get(i, ""))}
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
@@ -206,7 +203,8 @@ class Renderer:
         """Return the ids of a complete conversation for a reward model, (T,) int32. With a chat template, the
         template renders all messages at once; if it then leaves out or changes a part of the response other
         than white space, the response's own text follows the prompt (`answers.whole_text`). Without a
-        template, the ids are those of the prompt, the response and the end-of-text.
+        template, the ids are those of the prompt, the response and the end-of-text. Special tokens in the
+        response, other than those of `is_own`, become ordinary text.
 
         Args:
             messages: the messages before the response.
@@ -214,11 +212,13 @@ class Renderer:
         Raises:
             TemplateError: the template refuses the conversation or leaves out a message, or there is none.
         """
-        answered = [*messages, Message("assistant", response)]
         if self._chat is None:
-            ids = self.loss_mask(answered, prompt=len(messages))[0]
-            return np.append(ids, np.array(self._decoder.suffix[1:], np.int32))
-        whole = self._with_system(answered)
+            control = any_of(token for token in special_tokens(self.tokenizer) if not is_own(token))
+            asked, context = self.prompt(messages), self._joiner.context(self._prompt_text(messages))
+            said = self._joiner.marked(marked(response, control), context, keeps_blanks=True)
+            end = [*[id for id in (self._turn.end_id,) if id is not None], *self._decoder.suffix[1:]]
+            return np.concatenate([asked, said, np.array(end, np.int32)])
+        whole = self._with_system([*messages, Message("assistant", response)])
         return self._joiner.marked(whole_text(self._chat, self._turn, whole, self._opening))
 
     def within(self, messages: Sequence[Message], text: str) -> np.ndarray:

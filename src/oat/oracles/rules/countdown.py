@@ -20,11 +20,14 @@ Departures from TinyZero:
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 from oat.errors import OracleError
+from oat.oracles.callables import CallableOracle
+from oat.oracles.rules.texts import completion_texts, prompt_messages
+from oat.types import Message, Opening
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _FORMAT_SCORE = 0.1
@@ -40,6 +43,35 @@ _TOKEN = re.compile(r"[-+*/()]|[0-9]+\.?[0-9]*|\.[0-9]*")
 
 _Number = int | Fraction
 _Tokens = list[int | Fraction | str]
+
+
+class CountdownRule(CallableOracle):
+    """The oracle `countdown`. If a response alone has no answer, what its prompt has written of it, such as
+    `<answer>`, belongs to it."""
+
+    def __init__(self) -> None:
+        super().__init__(self.grade, "countdown", reads_group=False)
+        self._opening: Callable[[Sequence[Message]], Opening] = lambda messages: Opening()
+
+    def tell_opening(self, opening: Callable[[Sequence[Message]], Opening]) -> None:
+        self._opening = opening
+
+    def grade(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        reference: Sequence[Any] | None = None,
+        target: Sequence[Any] | None = None,
+        nums: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Return the rewards of `countdown`."""
+        texts = completion_texts(completions)
+        begun = [
+            text if tagged_answer(text) is not None else self._opening(prompt_messages(prompt)).text + text
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return countdown(prompts, begun, reference, target, nums)
 
 
 def countdown(
@@ -68,9 +100,7 @@ def countdown(
             'countdown needs the columns `target` and `nums`, or a reference like {"target": 24, '
             '"numbers": [4, 6, 1]}; add them to the data'
         )
-    texts = [
-        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
-    ]
+    texts = completion_texts(completions)
     answers, targets, numbers = (
         column if column is not None else [None] * len(texts) for column in (reference, target, nums)
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 from oat.oracles.judge_replies import answer_in
 from oat.oracles.rules.references import is_equal, reference_text
+from oat.oracles.rules.texts import completion_texts
 
 
 def exact_match(
@@ -25,9 +26,7 @@ def exact_match(
         reference: the reference answer of each completion's prompt. One that is neither a text nor a finite
             number counts as missing.
     """
-    texts = [
-        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
-    ]
+    texts = completion_texts(completions)
     answers = map(reference_text, reference)
     return [
         None if answer is None else float(any(is_equal(each, answer) for each in _answers(text)))

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+from oat.oracles.rules.texts import completion_texts
+
 _MARK = "####"
 _MAX_CHARACTERS, _MAX_EXPONENT_DIGITS = 100, 3
 _NUMBER = re.compile(
@@ -68,9 +70,7 @@ def marked_number(text: str) -> Decimal | None:
 def _grade(
     completions: Sequence[Any], reference: Sequence[Any], extract: Callable[[str], Decimal | None]
 ) -> list[float | None]:
-    texts = [
-        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
-    ]
+    texts = completion_texts(completions)
     rights = [None if answer is None else _reference_number(str(answer)) for answer in reference]
     return [
         None if right is None else float(extract(text) == right)

@@ -49,6 +49,7 @@ from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.gsm8k import last_number
 from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, is_relation, listed, matrix, normalise, unnamed
 from oat.oracles.rules.references import reference_text
+from oat.oracles.rules.texts import completion_texts
 from oat.plugins.pool import Workers, check_limits
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
@@ -104,10 +105,7 @@ class MathRule(CallableOracle):
         Args:
             completions: texts; for conversations, lists that hold one assistant message.
         """
-        texts = [
-            completion if isinstance(completion, str) else completion[-1]["content"]
-            for completion in completions
-        ]
+        texts = completion_texts(completions)
         written = map(reference_text, reference)
         rights = [None if answer is None else reference_answer(answer) for answer in written]
         scores, open_pairs = list[float | None](), dict[tuple[str, str], list[int]]()

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from oat.errors import OracleError
+from oat.oracles.rules.texts import completion_texts
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)]*\s+|\n+")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -30,9 +31,7 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
     Raises:
         OracleError: the package vaderSentiment is not installed.
     """
-    texts = [
-        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
-    ]
+    texts = completion_texts(completions)
     return [_mean([_compound(sentence) for sentence in sentences(text)]) for text in texts]
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
+from oat.oracles.rules.texts import completion_texts, prompt_messages
 from oat.plugins.pool import Workers
 from oat.types import Message, Opening
 
@@ -43,10 +44,10 @@ class _Shaped(CallableOracle):
         """Return one score for each completion. The signature is that of TRL's reward functions."""
         known: dict[str, Opening] = {}
         texts, owners = list[str](), list[int]()
-        for place, (prompt, text) in enumerate(zip(prompts, _texts(completions), strict=True)):
+        for place, (prompt, text) in enumerate(zip(prompts, completion_texts(completions), strict=True)):
             name = str(prompt)
             if name not in known:
-                known[name] = self._opening(_messages(prompt))
+                known[name] = self._opening(prompt_messages(prompt))
             forms = _with_opening(known[name], text)
             texts += forms
             owners += [place] * len(forms)
@@ -212,7 +213,8 @@ class LengthRule(CallableOracle):
     def grade_text(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float | None]:
         """Return one score for each completion, from its number of characters or words."""
         return [
-            self._score(len(text.split() if self._unit == "words" else text)) for text in _texts(completions)
+            self._score(len(text.split() if self._unit == "words" else text))
+            for text in completion_texts(completions)
         ]
 
     def _score(self, size: int) -> float:
@@ -221,11 +223,6 @@ class LengthRule(CallableOracle):
         assert self._most is not None, "one of the two is given"
         assert self._buffer is not None, "given with `most`"
         return -min(1.0, max(0.0, (size - self._most + self._buffer) / self._buffer))
-
-
-def _messages(prompt: Any) -> list[Message]:
-    """Return the messages of a prompt as reward functions get it."""
-    return [Message("user", prompt)] if isinstance(prompt, str) else [Message.of(each) for each in prompt]
 
 
 def _with_opening(opening: Opening, text: str) -> list[str]:
@@ -348,9 +345,3 @@ def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
         return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     return part
-
-
-def _texts(completions: Sequence[Any]) -> list[str]:
-    return [
-        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
-    ]
