@@ -214,6 +214,18 @@ def test_the_folder_of_the_configuration_is_no_run(
     assert oat("train", "config.yaml", "--run_dir", ".", "--stop.max_steps", "2") == 0, "it is a run"
 
 
+def test_a_home_that_no_shell_has_put_there_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--run_dir=~/run` reaches a command as it is, and a folder `~` would be made."""
+    config = world.config("grpo", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path in ("~/run", str(tmp_path / "~" / "run")):
+        assert oat("train", config, "--run_dir", path) == 2
+        assert "has a `~`" in capsys.readouterr().err
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_run_writes_the_names_that_the_mark_knows(run_dir: Path) -> None:
     assert [name for name in os.listdir(run_dir) if not is_own(name)] == []
 

@@ -246,7 +246,17 @@ def test_every_annotation_is_possible(annotation: Any) -> None:
         *(type, abc.Callable, complex, list[complex], range, dict[str, type]),
         *(set[list[int]], frozenset[dict[str, int]], abc.Set[Point], set[Place], set[tuple[int, list[int]]]),
         *(dict[list[int], int], dict[str, set[Model]], set[set[int] | abc.Sequence[int]], set[abc.Set[int]]),
-        *(Literal[b"a"], Literal[Grid.P], Grid, enum.Enum("Empty", []), datetime.tzinfo, Endless, Box[type]),
+        *(
+            range | None,
+            set[list[int]] | None,
+            Literal[b"a"],
+            Literal[Grid.P],
+            Grid,
+            enum.Enum("Empty", []),
+            datetime.tzinfo,
+            Endless,
+            Box[type],
+        ),
     ],
     ids=str,
 )

@@ -54,6 +54,7 @@ def test_an_error_that_names_log_probabilities(said: Any, names: bool) -> None:
         ({"code": "429", "message": "slow down"}, 429),
         ({"code": 502, "message": "Provider returned error"}, 502),
         ({"code": "insufficient_quota", "message": "You exceeded"}, 402),
+        ({"code": "1113", "message": "Your balance has run out"}, 402),
         ({"message": "the server had an error"}, 500),
         ({"code": "invalid_api_key", "message": "Incorrect API key provided"}, 400),
         ({"code": "model_not_found", "message": "gone"}, 400),

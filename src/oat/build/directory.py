@@ -63,9 +63,14 @@ def make_directory(directory: Path) -> list[Path]:
         The directories that were made: the run's, then those of its parents.
 
     Raises:
-        ConfigError: the path is a file, the directory cannot be made, or this user may not write to the
-            directory or to a file in it that a run writes.
+        ConfigError: the path is a file or has a `~`, the directory cannot be made, or this user may not
+            write to the directory or to a file in it that a run writes.
     """
+    if "~" in directory.parts and not directory.exists():
+        raise ConfigError(
+            f"{directory} has a `~`, which a shell reads at the beginning of a word alone; give --run_dir a "
+            "path without it"
+        )
     if not is_utf8(str(directory)):
         raise ConfigError(f"{directory} is no text in UTF-8, as a run records it; give another --run_dir")
     try:

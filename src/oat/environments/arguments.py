@@ -108,7 +108,8 @@ def is_possible(wanted: Any, within: tuple[Any, ...] = (), needed: tuple[Any, ..
     if kind is Literal:
         return any(type(each.value if isinstance(each, enum.Enum) else each) in _TYPES for each in parts)
     if kind in (Union, types.UnionType):
-        return any(is_possible(part, within, needed) for part in parts)
+        others = [part for part in parts if part is not type(None)]
+        return not others or any(is_possible(part, within, needed) for part in others)
     if kind in _LISTS or kind is tuple or kind in _DICTS:
         hashed = parts[:1] if kind in _DICTS or _LISTS.get(kind, list) is not list else ()
         all_needed = needed if kind is tuple and Ellipsis not in parts else ()

@@ -32,10 +32,11 @@ _CODES_OF_ONE = re.compile(
 """Codes for: the text was stopped by a filter, or is too long."""
 _CREDIT = re.compile(r"insufficient|credit|balance|quota|余额不足|欠费", re.IGNORECASE)
 _SPENT_CODES = re.compile(
-    r"\b(?:insufficient_?(?:quota|balance|credits?|funds)|exceeded_current_quota|billing)", re.IGNORECASE
+    r"\b(?:insufficient_?(?:quota|balance|credits?|funds)|exceeded_current_quota|billing|1113$)",
+    re.IGNORECASE,
 )
-"""Codes with which 429 means that the credit is used up, not that the requests come too fast. Messages do not
-tell the two apart: Gemini's name the quota and billing for a limit per minute."""
+"""Codes with which 429 means that the credit is used up (1113: Zhipu's), not that the requests come too fast.
+Messages do not tell the two apart: Gemini's name the quota and billing for a limit per minute."""
 _FLAGGED = re.compile(r"moderat|flagged|content[_ ]?(?:filter|polic|management)|safety", re.IGNORECASE)
 _LOGPROBS = re.compile(r"log[\s_-]?prob", re.IGNORECASE)
 
