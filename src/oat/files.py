@@ -276,6 +276,12 @@ def refuse_network(path: Path) -> None:
         )
 
 
+def for_sockets() -> str | None:
+    """Return the folder in which to make a temporary folder that will have sockets; None means the usual one.
+    The path of a socket has at most 107 bytes, so a long `TMPDIR` is no place for it."""
+    return "/tmp" if os.access("/tmp", os.W_OK) else None
+
+
 def is_mounted(directory: Path) -> bool:
     """Return True if a file system is mounted at exactly this directory. A bind mount counts.
 

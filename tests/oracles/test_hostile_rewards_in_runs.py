@@ -104,7 +104,7 @@ def test_a_run_ends_with_one_message(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"mine.py:{name} r" in said
-    assert len(said) < 1000
+    assert len(said.replace(str(tmp_path), "")) < 1000
 
 
 @pytest.mark.parametrize("name", ["base", "cancelled", "left", "interrupted", "long", "unordered"])
@@ -118,7 +118,7 @@ def test_in_a_worker_likewise(tmp_path: Path, name: str, capfd: pytest.CaptureFi
     finally:
         oracle.close()
     assert f"mine.py:{name} r" in str(found.value)
-    assert len(str(found.value)) < 1000
+    assert len(str(found.value).replace(str(tmp_path), "")) < 1000
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -137,7 +137,7 @@ def test_code_that_cannot_be_imported_and_data_that_cannot_be_had(tmp_path: Path
     with pytest.raises(ConfigError) as found:
         plugins.load_symbol(f"{tmp_path / 'mine.py'}:reward")
     assert "fails when imported: " in str(found.value)
-    assert len(str(found.value)) < 1000
+    assert len(str(found.value).replace(str(tmp_path), "")) < 1000
 
     def records() -> Iterator[dict[str, str]]:
         yield {"prompt": "a"}

@@ -47,6 +47,7 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         str(folder / "token"),
         *limits,
         log=folder / "log",
+        temporary=folder / ("a long name" * 20),
     ) as server:
         yield server
 

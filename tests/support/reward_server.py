@@ -81,16 +81,21 @@ def served(
     command: Sequence[str] = ("oat", "serve", "reward"),
     log: Path | None = None,
     port: int = 0,
+    temporary: Path | None = None,
 ) -> Iterator[Served]:
     """Start a server, and yield it when it is ready.
 
     Args:
         log: the file for its error output.
         port: 0 selects a free port.
+        temporary: the folder of the server's temporary files, which is made; None: the usual one.
     """
     errors = log.open("wb") if log else None
     words = [sys.executable, "-m", *command, *arguments, "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if temporary is not None:
+        temporary.mkdir()
+        environment["TMPDIR"] = str(temporary)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=environment)
     try:
         yield replace(_ready(process), log=log or Path(os.devnull))

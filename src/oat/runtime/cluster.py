@@ -32,6 +32,7 @@ from weakref import WeakSet
 
 from oat import errors, wire
 from oat.errors import ActorError, ConfigError, LostError
+from oat.files import for_sockets
 from oat.runtime import guard
 from oat.runtime.cluster_checks import no_cluster, refuse_silent, refuse_taken_port
 from oat.runtime.crew import Pending
@@ -56,8 +57,6 @@ _SILENT = f"without a word, Ray ended, or has not answered for {_START_S:g} s"
 """What is said of a cluster that has not started, and has printed nothing."""
 _HEAD = re.compile(r"^\[[^\]]*\] \S+:\d+: ")
 """How a line of Ray's log begins: the time, the processes, and the place in Ray's sources."""
-_SHORT = "/tmp"
-"""Where the files of such a cluster lie. The names of Ray's sockets have no room for a long path."""
 FEWER_CPUS = (
     "lower their number, or the CPUs of each (compute.actor_cpus, compute.learner_cpus, compute.oracle_cpus; "
     "a fraction shares one)"
@@ -95,8 +94,7 @@ class Cluster:
         self._guard: subprocess.Popen[bytes] | None = None
         self._folder = folder = ""
         if address is None:
-            here = _SHORT if os.access(_SHORT, os.W_OK) else None
-            self._folder = folder = tempfile.mkdtemp(prefix="oat-ray-", dir=here)
+            self._folder = folder = tempfile.mkdtemp(prefix="oat-ray-", dir=for_sockets())
             command = [sys.executable, "-I", guard.__file__, folder, str(os.getpid())]
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self._socket, theirs = socket.socketpair()

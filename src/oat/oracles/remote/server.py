@@ -32,6 +32,7 @@ import msgspec
 import torch
 
 from oat.errors import ConfigError, OatError, OracleError, did_you_mean
+from oat.files import for_sockets
 from oat.models.scoring import Scorer
 from oat.oracles.remote.format import ROUTE
 from oat.oracles.remote.front import Front, Limits, MosecClient
@@ -98,7 +99,7 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
     )
     secret = secrets.token_bytes(16)
     with (
-        tempfile.TemporaryDirectory(prefix="oat-serve-") as folder,
+        tempfile.TemporaryDirectory(prefix="oat-serve-", dir=for_sockets()) as folder,
         socket.create_server(("127.0.0.1", 0)) as chosen,
     ):
         port = chosen.getsockname()[1]
