@@ -41,7 +41,7 @@ def test_a_begun_run_says_once_what_has_changed(
     assert changes_said(config, 3, monkeypatch, "first", "second", "elsewhere") == []
 
 
-@pytest.mark.parametrize("written", ["rows", "answers"])
+@pytest.mark.parametrize("written", [pytest.param("rows", marks=pytest.mark.slow), "answers"])
 def test_a_run_killed_before_its_first_checkpoint_says_so_too(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
@@ -63,7 +63,9 @@ def test_a_run_killed_before_its_first_checkpoint_says_so_too(
     assert changes_said(config, 3, monkeypatch, "first", "second") == []
 
 
-@pytest.mark.parametrize("left", [None, "[]", '[{"changes": null}]'])
+@pytest.mark.parametrize(
+    "left", [None, *(pytest.param(text, marks=pytest.mark.slow) for text in ("[]", '[{"changes": null}]'))]
+)
 def test_an_environment_that_was_removed_is_no_earlier_version(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None
 ) -> None:
@@ -105,7 +107,7 @@ def test_what_a_run_lacks_is_what_its_version_did(
     assert str(stored.load_stored(file)[0].render.date) == "2020-02-02"
 
 
-@pytest.mark.parametrize("oracle", ["exact_match", "own"])
+@pytest.mark.parametrize("oracle", [pytest.param("exact_match", marks=pytest.mark.slow), "own"])
 def test_a_run_from_before_a_setting_goes_on(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], oracle: str
 ) -> None:

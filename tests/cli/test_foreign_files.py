@@ -302,6 +302,7 @@ def test_a_start_that_is_killed_at_any_operation_goes_on(world: World, tmp_path:
     assert done > 5
 
 
+@pytest.mark.slow
 def test_a_fork_that_was_cut_off_keeps_what_a_user_put_beside_it(finished: Finished, tmp_path: Path) -> None:
     run = finished.copy("dpo", tmp_path, {"evaluation": None})
     fork = ("train", tmp_path / "dpo.yaml", "--from", f"{run}@2", "--run_dir", tmp_path / "fork")

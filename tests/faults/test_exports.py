@@ -234,6 +234,7 @@ def remount(place: Path, options: str) -> None:
 
 
 @pytest.mark.fault("R7")
+@pytest.mark.sample("no exchange", "a mount", seconds=2.0)
 @pytest.mark.parametrize("case", ["a folder", "the working directory", "no exchange", "a mount"])
 def test_where_directories_cannot_be_exchanged(
     case: str, run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure

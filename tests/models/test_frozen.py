@@ -85,6 +85,7 @@ def values(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.sample("embeddings*", "tied*", seconds=2.0)
+@pytest.mark.sample("embeddings and the first layer", seconds=2.0)
 @pytest.mark.parametrize(("is_tied", "is_frozen"), CASES.values(), ids=CASES.keys())
 def test_the_tensors_that_need_no_gradient_are_the_ones_that_stay(
     world: World, folder: Path, tmp_path: Path, *, is_tied: bool, is_frozen: Frozen

@@ -358,10 +358,16 @@ def test_hostile_answers_are_wrong_in_bounded_time(
     monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
     assert score(oracle, rf"\boxed{{{found}}}", "x+1") == 0.0
-    assert score(oracle, rf"\boxed{{{found}", r"\frac{1}{7}") == 0.0
     assert time.monotonic() - begin < 60
     assert not list(tmp_path.iterdir())
     assert score(oracle, r"\boxed{1+x}", "x+1") == 1.0
+
+
+@needs_math_verify
+@pytest.mark.slow
+@pytest.mark.parametrize("found", HOSTILE, ids=lambda text: ascii(text)[:20])
+def test_hostile_answers_without_an_end_are_wrong(oracle: MathRule, found: str) -> None:
+    assert score(oracle, rf"\boxed{{{found}", r"\frac{1}{7}") == 0.0
 
 
 @SETTINGS
