@@ -9,8 +9,8 @@ The prompt is at most the common beginning of both texts. It ends
   they do in the text (`text/joining.py`);
 * before a blank rather than behind it, as in TRL's `extract_prompt`. Then the blank belongs to the responses.
 
-If no place is right for the tokenizer, the last one that splits no word is taken, and if there is none, the
-end of the common beginning.
+If no place is right for the tokenizer, the last one that splits no word is taken. If there is none, the texts
+have no prompt.
 """
 
 import re
@@ -32,7 +32,8 @@ _REACH = 2048
 
 
 def implicit_end(first: str, second: str, is_border: Border) -> int:
-    """Return the number of characters of the prompt that two texts share; see the head of this file."""
+    """Return the number of characters of the prompt that two texts share, 0 if they share no word; see the
+    head of this file."""
     common = next(
         (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),
@@ -41,7 +42,7 @@ def implicit_end(first: str, second: str, is_border: Border) -> int:
     for place in places[:_MOST_PLACES]:
         if all(is_border(text[:place], text[place:]) for text in (first, second)):
             return place
-    return places[0] if places else _before_blank(first, common)
+    return places[0] if places else 0
 
 
 def _places(first: str, second: str, common: int) -> Iterator[int]:
@@ -73,14 +74,20 @@ def _within_words(text: str, start: int, most: int) -> set[int]:
             if not any(map(_UNSPACED.match, text[place - 1 : place + 1]))
         }
     places = range(max(1, start), min(most + 1, len(text)))
-    marks = (place for place in places if _continues(text, place))
-    return within | {*marks}
+    return within | {place for place in places if _continues(text, place)}
 
 
 def _continues(text: str, place: int) -> bool:
-    """Return True if the character at a place belongs to the one before it."""
+    """Return True if the character at a place belongs to the one before it. Vowel signs, as in Hindi, and
+    accents are marks. A letter behind one goes on with the word, which `_WORD` does not know."""
+    before, after = text[place - 1], text[place]
     return (
-        text[place - 1] == "\u200d"
-        or text[place] in "\u200d\ufe0f"
-        or bool(unicodedata.combining(text[place]))
+        before == "\u200d"
+        or after in "\u200d\ufe0f"
+        or _is_mark(after)
+        or (_is_mark(before) and bool(re.match(r"\w", after)) and not _UNSPACED.match(before))
     )
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
