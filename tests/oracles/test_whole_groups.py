@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import ask, question
 
-from oat.errors import ConfigError, ContractError, OracleError
+from oat.errors import ConfigError, ContractError, OatWarning, OracleError
 from oat.oracles import callables
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.isolated import Isolated
@@ -247,7 +247,8 @@ def test_one_such_source_makes_a_mixture_read_groups(code: str) -> None:
 def test_the_oracle_isolated_shows_a_response_at_a_time(code: str) -> None:
     with pytest.raises(ConfigError, match="marked declares `reads_group`"):
         Isolated(f"{code}:marked")
-    oracle = Isolated(f"{code}:states", timeout_s=60.0)
+    with pytest.warns(OatWarning, match="one response at a time"):
+        oracle = Isolated(f"{code}:states", timeout_s=60.0)
     assert oracle.cacheable
     assert not oracle.reads_group
     with pytest.raises(ConfigError, match="needs `trainer_state`"):

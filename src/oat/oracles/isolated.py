@@ -3,8 +3,8 @@ memory, one response or one pair has no value, and the run goes on.
 
 Each call is about one response to be scored, or about one pair to be compared. So a hostile response cannot
 spoil the calls about others. A function whose score of a response depends on the other responses of a group
-cannot be isolated. Each worker asks a `CallableOracle` of its own; the function is called as that class
-describes, with equal responses once.
+cannot be isolated; one that does not say so gives a warning. Each worker asks a `CallableOracle` of its own;
+the function is called as that class describes, with equal responses once.
 
 The value of a call is marked "failed" if the call runs past `timeout_s`, exceeds `memory_gb`, recurses too
 deeply, exits or crashes. Failed values are counted, and nothing is learned from them. Any other exception of
@@ -73,6 +73,12 @@ class Isolated(Oracle):
         self.gives_steps: StepUnit | None = about["gives_steps"]
         self.made_of: dict[str, dict[str, Any]] = about["made_of"]
         plugins.elsewhere.update(about["own_files"])
+        if about["may_read_group"]:
+            warn(
+                f"the oracle isolated shows {function} one response at a time, and equal ones once; if a "
+                "score depends on the other responses of a group, name the function itself as oracle; if "
+                f"not, set `{function.rpartition(':')[2]}.reads_group = False` in its file"
+            )
         self._needed, self._given = about["needed"], [name for name in about["given"] if name != STATE]
         self._known: dict[str, None] = {}
         self._open: dict[str, _Open] = {}
@@ -161,6 +167,7 @@ class _Served:
             "cacheable": oracle.cacheable,
             "gives_steps": oracle.gives_steps,
             "version": oracle.version or "",
+            "may_read_group": oracle.answers == "score" and oracle.declares_group is None,
         }
         self.about |= {"made_of": oracle.made_of, "own_files": plugins.own_files(start())}
         self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
