@@ -59,6 +59,7 @@ def test_csv_gives_the_same_prompts(tmp_path):
         ("prompt\na\n".encode("utf-16"), "csv:1: expected UTF-8, got byte 0xff at 0"),
         (b"prompt\tanswer\na\tb\n", r"csv:1: .*TSV"),
         (b"prompt\tanswer, right\na\tb, c\n", r"csv:1: .*TSV"),
+        (b'"prompt"\t"answer"\n"a"\t"b"\n', r"csv:1: .*TSV"),
         (b"prompt;answer\na;b\n", "csv:1: .*semicolons"),
         (b"prompt\n", "empty file"),
         (b"", "empty file"),

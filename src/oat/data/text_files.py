@@ -104,7 +104,8 @@ class Csv(Jsonl):
                 place = f"{self.path}:{before + 1}"
                 values = DataError(
                     f"{place}: expected CSV in the record that begins here, got something else ({error}); "
-                    "mend its quotes"
+                    "mend its quotes, or if tabs or semicolons separate its columns (TSV), save it as CSV "
+                    "with commas"
                 )
             except DataError as error:
                 values = error
