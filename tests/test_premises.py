@@ -30,8 +30,24 @@ def calls(tree: ast.AST, names: set[str]) -> Iterator[ast.Attribute]:
             yield node
 
 
-def short_bounds(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that assert that something took less than `SHORTEST_S` seconds of a clock."""
+def short_bounds(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that assert that something took less than `SHORTEST_S` seconds of a clock, or ended
+    before a time that is so near."""
+    numbers = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def number(node: ast.expr) -> float | None:
+        """Return a number that is written down, also behind a `+`, as in `begin + 2`."""
+        node = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else node
+        value = node.value if isinstance(node, ast.Constant) else None
+        value = numbers.get(node.id) if isinstance(node, ast.Name) else value
+        return float(value) if isinstance(value, int | float) else None
+
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -42,13 +58,16 @@ def short_bounds(tree: ast.AST) -> Iterator[int]:
             for target in node.targets
             if isinstance(target, ast.Name) and any(calls(node.value, CLOCKS))
         }
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
-                compared = [node.test.left, *node.test.comparators]
-                for low, sign, high in zip(compared, node.test.ops, compared[1:], strict=False):
-                    is_time = any(calls(low, CLOCKS)) or (isinstance(low, ast.Name) and low.id in taken)
-                    if is_time and isinstance(sign, ast.Lt | ast.LtE) and isinstance(high, ast.Constant):
-                        yield from [node.lineno] * (high.value < SHORTEST_S)
+        asserted = (node.test for node in ast.walk(function) if isinstance(node, ast.Assert))
+        for node in (each for test in asserted for each in ast.walk(test) if isinstance(each, ast.Compare)):
+            compared = [node.left, *node.comparators]
+            for first, sign, second in zip(compared, node.ops, compared[1:], strict=False):
+                is_less = isinstance(sign, ast.Lt | ast.LtE)
+                low, high = (first, second) if is_less else (second, first)
+                is_time = any(calls(low, CLOCKS)) or (isinstance(low, ast.Name) and low.id in taken)
+                bound = number(high) if isinstance(sign, ast.Lt | ast.LtE | ast.Gt | ast.GtE) else None
+                if is_time and bound is not None and bound < SHORTEST_S:
+                    yield node.lineno
 
 
 @pytest.mark.parametrize(
@@ -57,13 +76,18 @@ def short_bounds(tree: ast.AST) -> Iterator[int]:
         ("assert time.monotonic() - begin < 2", True),
         ("took = time.time() - begin\n    assert took <= 0.5", True),
         ("took = time.time() - begin\n    assert 0 < took < 0.5", True),
+        ("assert 2 > time.monotonic() - begin", True),
+        ("assert begin and time.monotonic() - begin < 2", True),
+        ("assert time.monotonic() < begin + 2", True),
+        ("assert time.monotonic() - begin < SHORT", True),
         ("assert time.monotonic() - begin < 60", False),
+        ("assert time.monotonic() < begin + 60", False),
         ("assert time.monotonic() - begin > 2", False),
         ("while time.monotonic() - begin < 2:\n        pass", False),
     ],
 )
 def test_a_short_bound_is_seen(line: str, is_short: bool) -> None:
-    assert bool([*short_bounds(ast.parse(f"def test(begin):\n    {line}\n"))]) == is_short
+    assert bool([*short_bounds(ast.parse(f"SHORT = 2\ndef test(begin):\n    {line}\n"))]) == is_short
 
 
 def test_no_bound_of_time_is_that_of_an_idle_machine() -> None:
