@@ -4,10 +4,10 @@ read the source and run nothing."""
 import ast
 import fnmatch
 import functools
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -117,16 +117,41 @@ def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
                 waiting.append(node)
 
 
-@functools.cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+class Source(NamedTuple):
+    """What the tests look at in a file.
+
+    Attributes:
+        imports: the modules that it imports, by full name: `from oat import wire` is oat.wire.
+        at_import: those of them that it imports when it is imported itself.
+        lines: its number of lines.
+        functions: names of its functions, and their numbers of lines.
+    """
+
+    imports: set[str]
+    at_import: set[str]
+    lines: int
+    functions: list[tuple[str, int]]
 
 
 @functools.cache
-def imports(file: Path, *, at_import: bool = False) -> set[str]:
-    """Return the modules that a file imports, by full name: `from oat import wire` is oat.wire."""
+def source_of(file: Path) -> Source:
+    """Parse a file. Its tree is not kept: every later garbage collection would walk through the trees of all
+    files."""
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    nodes = list(walk(tree, at_import=False))
+    functions = [
+        (node.name, node.end_lineno - node.lineno + 1)
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    ]
+    at_import = imported(walk(tree, at_import=True), file)
+    return Source(imported(nodes, file), at_import, len(text.splitlines()), functions)
+
+
+def imported(nodes: Iterable[ast.AST], file: Path) -> set[str]:
     found = set()
-    for node in walk(parsed(file), at_import=at_import):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -137,6 +162,10 @@ def imports(file: Path, *, at_import: bool = False) -> set[str]:
                 for alias in node.names
             }
     return found
+
+
+def imports(file: Path) -> set[str]:
+    return source_of(file).imports
 
 
 def foreign(names: set[str], *allowed: str) -> set[str]:
@@ -161,7 +190,7 @@ def test_the_reader_of_imports_sees_them(tmp_path: Path) -> None:
         "class A:\n    import numpy\n    def f(self):\n        from oat.loop import train\n"
     )
     always = {"os.path", "torch", "oat.wire", "oat.types", "typing", "numpy"}
-    assert imports(file, at_import=True) == always
+    assert source_of(file).at_import == always
     assert imports(file) == always | {"ray", "oat.loop"}
     assert foreign(imports(file), "oat", "torch") == {"ray", "numpy"}
     assert len(FILES) > 40
@@ -332,15 +361,11 @@ def test_only_those_who_make_runs_import_build() -> None:
 def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
     library: str, place: str
 ) -> None:
-    def users(*, at_import: bool) -> set[Path]:
-        return {
-            file
-            for file in FILES
-            if any(f"{name}.".startswith(f"{library}.") for name in imports(file, at_import=at_import))
-        }
+    def uses(names: set[str]) -> bool:
+        return any(f"{name}.".startswith(f"{library}.") for name in names)
 
-    assert users(at_import=True) == set()
-    assert users(at_import=False) <= {ROOT / place}
+    assert {file for file in FILES if uses(source_of(file).at_import)} == set()
+    assert {file for file in FILES if uses(source_of(file).imports)} <= {ROOT / place}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +384,7 @@ def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
         reached.add(current)
         if current in by_name:
             parents = [current.rpartition(".")[0]] if "." in current else []
-            waiting += [*imports(by_name[current], at_import=True), *parents]
+            waiting += [*source_of(by_name[current]).at_import, *parents]
     assert {
         module
         for module in reached
@@ -387,15 +412,11 @@ def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
     assert passed_over == []
 
 
-_IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^(\n]*(?:\([^)]*\))?", re.MULTILINE)
-
-
 def test_no_test_imports_another() -> None:
     found = {
         file.name: others
         for file in TESTS.rglob("*.py")
-        if any("test_" in line for line in _IMPORT.findall(file.read_text(encoding="utf-8")))
-        and (others := {name for name in imports(file) if name.split(".")[-1].startswith("test_")})
+        if (others := {name for name in imports(file) if name.split(".")[-1].startswith("test_")})
     }
     assert found == {}
 
@@ -403,13 +424,14 @@ def test_no_test_imports_another() -> None:
 def too_long(files: Iterable[Path]) -> list[str]:
     found = []
     for file in files:
-        if (size := len(file.read_text(encoding="utf-8").splitlines())) > MAX_LINES:
-            found.append(f"{file.name}: {size} lines")
-        for node in ast.walk(parsed(file)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno is not None
-                if (size := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES:
-                    found.append(f"{file.name}: {node.name}: {size} lines")
+        source = source_of(file)
+        if source.lines > MAX_LINES:
+            found.append(f"{file.name}: {source.lines} lines")
+        found += [
+            f"{file.name}: {name}: {lines} lines"
+            for name, lines in source.functions
+            if lines > MAX_FUNCTION_LINES
+        ]
     return found
 
 
