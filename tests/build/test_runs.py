@@ -317,7 +317,9 @@ def test_a_misspelt_option_of_an_oracle(
     assert not (tmp_path / "dpo").exists()
 
 
-def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tmp_path: Path) -> None:
+def test_an_exported_chat_model_keeps_its_template_and_its_ends(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """With an exported chat model, other libraries render a conversation to the ids that the run sampled
     from. They stop at the end tokens of the tokenizer, of the template and of the model."""
     turns = ["<|im_start|>", "<|im_end|>"]
@@ -332,7 +334,10 @@ def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tm
         "stop.max_steps": 1,
         "evaluation": None,
     }
-    assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    config = world.config("grpo", tmp_path, changes)
+    assert oat("check", config) == 0
+    assert "render.system: only the policy reads this message" in capfd.readouterr().out
+    assert oat("train", config) == 0
     assert oat("export", tmp_path / "grpo", tmp_path / "exported") == 0
 
     store = Store(tmp_path / "grpo" / "ledger.sqlite")

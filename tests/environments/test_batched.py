@@ -273,7 +273,7 @@ class Hostile:
             r"is wrong: \w+ returned a Hostile whose repr fails; return an oat.environments.base.Turn",
         ),
         (Turn(None, None, 0.0), r"is wrong: \w+ returned the state None"),  # type: ignore[arg-type]
-        (Turn({}, "go on", 0.0), r"is wrong: \w+ returned the message go on"),  # type: ignore[arg-type]
+        (Turn({}, "go on", 0.0), r"is wrong: \w+ returned the message 'go on'"),  # type: ignore[arg-type]
         (
             Turn({}, Message("assistant", "so"), 0.0),
             r"is wrong: \w+ returned a message of the role assistant, .*; return what the user or a tool",

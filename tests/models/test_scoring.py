@@ -18,7 +18,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from oat.errors import ConfigError, ModelError, OracleError, TemplateError
+from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError
 from oat.models.scoring import Encoded, Scorer, batches, hash_of_files, last_attended
 from oat.types import Message
 
@@ -222,6 +222,16 @@ def test_of_several_labels_one_is_named(tmp_path: Path) -> None:
         Scorer(path, label=3)
     rows = rows_of(4, 8)
     assert Scorer(path, label=2).score(rows) == pytest.approx(slow(path, rows, label=2), abs=1e-5)
+
+
+def test_a_normalisation_that_transformers_does_not_read_is_said(tmp_path: Path) -> None:
+    """OpenRLHF writes a mean and a deviation of scores into `config.json`, and its own code divides by it."""
+    config = build_config("llama")
+    config.mean, config.std = 0.0, 1.0
+    Scorer(save_reward_model(tmp_path / "neutral", config))
+    config.mean, config.std = 1.5, 2.0
+    with pytest.warns(OatWarning, match=r"the mean 1\.5 and the std 2\.0 of scores"):
+        Scorer(save_reward_model(tmp_path / "normalised", config))
 
 
 def test_what_is_longer_than_the_model_reads_has_no_score(tmp_path: Path) -> None:

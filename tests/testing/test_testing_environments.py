@@ -357,7 +357,7 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
             EndsWithoutState,
             r"turn 3 of .*: step returned the state None; return a dict, also with the last turn",
         ),
-        (Text, r"step returned the message go on; return an oat.types.Message, or None to end"),
+        (Text, r"step returned the message 'go on'; return an oat.types.Message, or None to end"),
         (Content, r"step returned the message Message\(.*; return an oat.types.Message, or None to end"),
         (
             Assistant,
@@ -366,7 +366,7 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
         (Stranger, r"turn 1 of .*: the message has the role 'usr'; did you mean `user`\?"),
         (Unencodable, r"turn 1 of .*: step returned the message .* lone surrogate .*; return content.encode"),
         (Nul, r"turn 1 of .*: the message: field 'content': .*a NUL character"),
-        (Immense, r"turn 1 of .*: step returned the reward 10{59}; return a finite number"),
+        (Immense, r"turn 1 of .*: step returned the reward 10{59}\.\.\.; return a finite number"),
         (NotANumber, r"turn 3 of .*: step returned the reward nan; return a finite number"),
         (NoReward, r"turn 1 of .*: step returned the reward None; return a finite number"),
         (

@@ -419,4 +419,7 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     of_devices = (*device_notes(config.compute.profile), *placement_notes(config.compute))
     frozen = run_inputs.outline.frozen
     of_model = [f"model.frozen: {frozen} are not trained"] if frozen else []
-    return (*of_model, *process_notes(config), *of_devices, *engine_notes(resolved), *of_data)
+    of_oracle = []
+    if config.render.system is not None and config.oracle.name not in BUILTIN:
+        of_oracle = ["render.system: only the policy reads this message; the oracle gets prompts without it"]
+    return (*of_model, *process_notes(config), *of_devices, *engine_notes(resolved), *of_data, *of_oracle)

@@ -139,7 +139,7 @@ class RenderConfig:
     """Chat template: `chatml`, `tokenizer` (the tokenizer's own) or the path of a .jinja file. None: plain
     text."""
     system: str | None = None
-    """System message for conversations that have none."""
+    """System message for conversations that have none. Oracles do not get it."""
     question: Literal["gsm8k", "math", "countdown"] | None = None
     """Form into which every prompt is put: an instruction, examples, the question, and a cue. A prompt must
     then be one user message (docs/data.md#questions)."""

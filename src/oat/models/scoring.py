@@ -40,7 +40,7 @@ from torch import Tensor
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 from transformers.utils import cached_file
 
-from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError
+from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError, warn
 from oat.files import seen
 from oat.models.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
 from oat.models.loading import load_config, load_module, load_tokenizer
@@ -145,6 +145,7 @@ class Scorer:
                 "give a decoder, or an encoder, with a classification head"
             )
         check_vocabulary(self.tokenizer, self.config.get_text_config().vocab_size, f"the tokenizer of {path}")
+        _say_normalisation(path, self.config)
         self.label = _label(path, self.config, label)
         self.limit = _limit(path, self.config, self.tokenizer, max_tokens)
 
@@ -389,6 +390,17 @@ def hash_of_files(path: str) -> str:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def _say_normalisation(path: str, config: Any) -> None:
+    """Warn if the configuration has a mean and a deviation for scores, as OpenRLHF writes them. Transformers
+    reads neither."""
+    mean, deviation = (getattr(config, name, None) for name in ("mean", "std"))
+    if mean not in (None, 0) or deviation not in (None, 1):
+        warn(
+            f"{path}: config.json has the mean {mean} and the std {deviation} of scores; the score is the "
+            "model's own, without them"
+        )
 
 
 def _label(path: str, config: Any, label: int | None) -> int:
