@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faulty_server import Reply
 from fixtures import make_group, make_questions
-from judge_shapes import USAGE, ZERO, reply
+from judge_shapes import USAGE, ZERO, reply, token
 from openai_server import Says, Shown, completion, judging
 from service_errors import OF_ALL, OF_ALL_IN_WORDS, OF_ONE, body
 
@@ -21,6 +21,7 @@ from oat.types import Answer, Question
 
 pytestmark = pytest.mark.usefixtures("brief_waits")
 FIRST = {"0": 0.8, "1": 0.2}
+ORDERS = {"compare": "one", "score": None}
 
 
 @pytest.fixture
@@ -76,6 +77,10 @@ def test_log_probabilities_that_are_refused_are_asked_for_once(
         ("score", 10, "logprobs: {asked} is greater than max allowed: {most}", [20, 10, 10]),
         ("compare", 3, "top_logprobs must be <= {most}, got {asked}", [5, 3, 3]),
         ("score", 3, "too many logprobs", [20, 5, 0, 0]),
+        ("score", 5, "`top_n_tokens` must be >= 0 and <= {most}. Given: {asked}", [20, 5, 5]),
+        ("score", 5, "Bad Request", [20, 5, 5]),
+        ("score", 0, "Bad Request", [20, 5, 0, 0]),
+        ("compare", 0, "Bad Request", [5, 0, 0]),
     ],
 )
 @pytest.mark.parametrize("reads", ["auto", "logprobs"])
@@ -83,7 +88,8 @@ def test_an_endpoint_that_gives_fewer_alternatives(
     judge: Callable[..., Judge], mode: Any, most: int, said: str, asked: list[int], reads: str
 ) -> None:
     """The judge asks for as many as the error names, else for five. If that is refused too, the text alone is
-    read, or the run ends."""
+    read, or the run ends. So it is if the error does not say what it is about. One try is enough, since a
+    refusal is none."""
 
     def says(shown: Shown) -> Says | Reply:
         wanted = shown.body.get("top_logprobs", 0)
@@ -92,12 +98,12 @@ def test_an_endpoint_that_gives_fewer_alternatives(
 
     with judging(says) as (_, model, url), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        oracle = judge(url, mode=mode, reads=reads, orders="one" if mode == "compare" else None)
+        oracle = judge(url, mode=mode, reads=reads, tries=1, orders=ORDERS[mode])
         groups = [make_group(number, "a", *["b"] * (mode == "compare")) for number in range(2)]
         both = [make_questions([each], mode, 0, oracle="judge") for each in groups]
         is_lost = asked[-1] == 0
         if is_lost and reads == "logprobs":
-            with pytest.raises(OracleError, match="logprobs"):
+            with pytest.raises(OracleError, match=said):
                 ask(oracle, *both[0])
             return
         values = [ask(oracle, *each)[0].values[0] for each in both]
@@ -112,14 +118,16 @@ def test_another_refusal_says_nothing_of_log_probabilities(judge: Callable[..., 
     with judging(lambda shown: Reply(b"no such region", status=status)) as (_, model, url):
         with pytest.raises(ClosedError, match="no such region"):
             ask(judge(url), *questions(("a", "b")))
-        assert len(model.shown) == (1 if status == 404 else 2), "a question of the judge's own comes second"
-        assert len({shown.text for shown in model.shown}) == len(model.shown)
+        asked = [("logprobs" in shown.body, shown.text == model.shown[0].text) for shown in model.shown]
+        expected = [(True, True), (False, True), (False, False)]
+        assert asked == expected[: 1 if status == 404 else 3], "a question of the judge's own comes last"
 
 
-def test_log_probabilities_that_are_refused_later_are_told(judge: Callable[..., Judge]) -> None:
+@pytest.mark.parametrize("said", [b"logprobs are not supported", b"Bad Request"])
+def test_log_probabilities_that_are_refused_later_are_told(judge: Callable[..., Judge], said: bytes) -> None:
     """The endpoint gives them at first. When it refuses them, verdicts are read from texts from there on, and
     this is said once."""
-    refusal = Reply(b"logprobs are not supported", status=400)
+    refusal = Reply(said, status=400)
     with judging(lambda shown: refusal if shown.number and "logprobs" in shown.body else FIRST) as (
         _,
         model,
@@ -130,6 +138,57 @@ def test_log_probabilities_that_are_refused_later_are_told(judge: Callable[..., 
         with pytest.warns(OatWarning, match="no log-probabilities any more") as warned:
             later = [ask(oracle, *questions(pair))[0].values for pair in (("c", "d"), ("e", "f"))]
         assert (later, len(warned), len(model.shown)) == ([(1.0,), (1.0,)], 1, 4)
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_what_is_refused_with_and_without_log_probabilities(judge: Callable[..., Judge], tries: int) -> None:
+    """An endpoint refuses log-probabilities, and some texts, and names neither. The questions with these
+    texts fail, and no other. All that is billed is counted, and is no more than was set aside."""
+
+    def says(shown: Shown) -> Says | Reply:
+        is_refused = "logprobs" in shown.body or "bad" in shown.text
+        return Reply(b"Bad Request", status=400) if is_refused else "0"
+
+    texts = ["bad" if number % 5 == 0 else f"text {number}" for number in range(12)]
+    asked = questions(*((text, "x") for text in texts))
+    with judging(says) as (_, model, url):
+        oracle = judge(url, tries=tries, orders="both")
+        with pytest.warns(OatWarning) as warned:
+            answers = ask(oracle, *asked)
+        marks = [("failed",) if text == "bad" else ("tie",) for text in texts]
+        assert [answer.marks for answer in answers] == marks
+        assert sum(answer.tokens for answer in answers) == sum(map(sum, model.tokens))
+        prices = [oracle.price(question) for question in asked]
+        assert all(answer.tokens <= most.tokens for answer, most in zip(answers, prices, strict=True))
+        assert len(warned) == 2, "a question that failed, and the lack of log-probabilities"
+
+
+UNUSED = {
+    "no alternatives": reply("0", [{"token": "0", "logprob": -0.5, "top_logprobs": []}]),
+    "token ids": reply("0", [token("token_id:15", ("token_id:16", 0.2), p=0.8)]),
+    "none in some replies": reply("0"),
+}
+
+
+@pytest.mark.parametrize("mode", ["compare", "score"])
+def test_log_probabilities_that_cannot_be_used_are_told(judge: Callable[..., Judge], mode: Any) -> None:
+    """Each reason is told once, also if usable ones came before. If the text is to be read, nothing is."""
+    shapes = [reply("0", [ZERO]), *UNUSED.values(), *UNUSED.values(), reply("0", [ZERO])]
+
+    def says(shown: Shown) -> Reply:
+        return Reply(json.dumps(shapes[shown.number % len(shapes)]).encode())
+
+    groups = [make_group(number, "a", *["b"] * (mode == "compare")) for number in range(len(shapes))]
+    asked = [make_questions([each], mode, 0, oracle="judge") for each in groups]
+    for reads in "auto", "text":
+        with judging(says) as (_, _, url), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            oracle, told = judge(url, mode=mode, reads=reads, orders=ORDERS[mode]), list[int]()
+            for each in asked:
+                assert ask(oracle, *each)[0].marks == ("ok",)
+                told.append(len(warned))
+        assert told == ([0, 1, 2, 3, 3, 3, 3, 3] if reads == "auto" else [0] * len(shapes))
+        assert len({str(each.message) for each in warned}) == len(warned)
 
 
 def test_a_score_of_several_digits_needs_no_log_probabilities(judge: Callable[..., Judge]) -> None:

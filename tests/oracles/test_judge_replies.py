@@ -45,10 +45,12 @@ def test_verdicts(name: str) -> None:
     reading that needs log-probabilities gives the same one, or none."""
     body, value = SHAPES[name]
     expected = None if value is None else pytest.approx(value, abs=1e-9)
-    assert first_wins(read(body)) == expected
+    reading = read(body)
+    assert first_wins(reading) == expected
     alone, strict = first_wins(read(body, "text")), first_wins(read(body, "logprobs"))
     assert strict is None or strict == expected
     assert value is None or alone == float(value > 0.5)
+    assert bool(reading.unused) == (strict is None and value is not None), "and it is told"
 
 
 @pytest.mark.parametrize("name", SCORES)

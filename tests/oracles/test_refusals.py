@@ -38,6 +38,7 @@ def test_errors_of_one_question_or_of_a_moment(name: str) -> None:
         ("not allowed to request logprobs from this model", True),
         ('Unknown name "top_logprobs": Cannot find field.', True),
         ("Log probabilities are not supported", True),
+        ("`top_n_tokens` must be >= 0 and <= 5. Given: 20", True),
         ({"detail": [{"loc": ["body", "logprobs"], "type": "extra_forbidden"}]}, True),
         ("maximum context length is 4096", False),
         ("", False),

@@ -52,21 +52,16 @@ from oat.errors import (
 )
 from oat.oracles.base import Mean, Oracle
 from oat.oracles.http_client import HttpClient
-from oat.oracles.judge_calls import REFUSES_ALL, Call, Calls, OpenQuestion, own_question
+from oat.oracles.judge_calls import ALTERNATIVES, REFUSES_ALL, Call, Calls, OpenQuestion, own_question
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import ChatCompletion, read_completion
 from oat.oracles.judge_texts import score_reader, verdict_reader
-from oat.oracles.judge_verdicts import read_reply
-from oat.oracles.refusals import fewer_alternatives
+from oat.oracles.judge_verdicts import MISSING, read_reply
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
-_ALTERNATIVES = {"compare": 5, "score": 20}
-"""How many alternatives of each token are asked for."""
-_NO_LOGPROBS = (400, 403, 404, 422, 500, 501)
-"""Statuses with which an endpoint may refuse to give log-probabilities."""
 _READING = 4
 """The version of how replies are read. Answers that were read in another way are not used again."""
 
@@ -112,10 +107,10 @@ class Judge(Oracle):
         self._reads = c.reads if c.mode == "compare" or is_of_digits(c) else "text"
         self._has_logprobs: bool | None = False if self._reads == "text" else None
         self._refuses_logprobs = False
-        self._alternatives = _ALTERNATIVES[c.mode]
+        self._alternatives = ALTERNATIVES[c.mode]
         self._changed = threading.Condition()
         self._open: dict[str, OpenQuestion] = {}
-        self._flow = Calls(c.concurrency)
+        self._flow = Calls(c.concurrency, needs_logprobs=self._reads == "logprobs")
         self._is_bound = False
         self._warned = set[str]()
         self._replies = 0
@@ -243,6 +238,7 @@ class Judge(Oracle):
         """Send the calls that are due, or the judge's own question about refusals."""
         with self._changed:
             due, refused = self._flow.due(), self._flow.to_probe()
+            due += self._flow.due()
         for opened, call in due:
             self._ask(opened, call)
         if refused is not None:
@@ -253,10 +249,11 @@ class Judge(Oracle):
         the try of this question is counted there, with at most what is set aside for a try."""
         c, own = self.config, self._calls(own_question(self.answers))[0]
         own.bound = min(own.bound, refused.bound)
+        own.wants = refused.wants if self._reads == "logprobs" else 0
         with self._changed:
             self._flow.sends(own)
         failed = partial(refused.took, own.bound, c.max_tokens)
-        future = self._post(own, self._alternatives if self._reads == "logprobs" else 0, 1, failed)
+        future = self._post(own, 1, failed)
         future.add_done_callback(partial(self._probed, refused, own))
 
     def _probed(self, refused: Call, own: Call, future: "Future[ChatCompletion]") -> None:
@@ -275,36 +272,28 @@ class Judge(Oracle):
             elif isinstance(error, OutageError):
                 self._flow.end(error)
             else:
-                self._flow.explain(own.sent)
+                self._flow.explain(own)
             self._changed.notify_all()
         self._go_on()
 
-    def _ask(self, opened: OpenQuestion, call: Call, *, wants: int | None = None) -> None:
-        """Send a call.
-
-        Args:
-            wants: as for `_post`. None: as many alternatives as the endpoint gives, so far as is known; none
-                if the text alone is read.
-        """
+    def _ask(self, opened: OpenQuestion, call: Call) -> None:
+        """Send a call. It asks for as many alternatives as the endpoint gives, so far as is known, and for
+        none if the text alone is read."""
         c = self.config
-        if wants is None:
-            is_given = self._has_logprobs is not False and not self._refuses_logprobs
-            wants = self._alternatives if is_given else 0
-        future = self._post(call, wants, c.tries - call.tries, lambda: call.took(call.bound, c.max_tokens))
-        future.add_done_callback(partial(self._ended, opened, call, wants))
+        is_given = self._has_logprobs is not False and not self._refuses_logprobs
+        call.wants = min(call.wants, self._alternatives) if is_given else 0
+        future = self._post(call, c.tries - call.tries, lambda: call.took(call.bound, c.max_tokens))
+        future.add_done_callback(partial(self._ended, opened, call))
 
-    def _post(
-        self, call: Call, wants: int, tries: int, has_failed: Callable[[], None]
-    ) -> "Future[ChatCompletion]":
+    def _post(self, call: Call, tries: int, has_failed: Callable[[], None]) -> "Future[ChatCompletion]":
         """Send the request of a call.
 
         Args:
-            wants: number of alternatives of each token to ask for; 0 asks for no log-probabilities.
             tries: largest number of tries.
             has_failed: called after each failed try.
         """
         c = self.config
-        logprobs = {"logprobs": True, "top_logprobs": wants} if wants else {}
+        logprobs = {"logprobs": True, "top_logprobs": call.wants} if call.wants else {}
         body = {
             "model": c.model,
             "messages": call.messages,
@@ -324,14 +313,14 @@ class Judge(Oracle):
             counts_gateways=self._is_bound,
         )
 
-    def _ended(self, opened: OpenQuestion, call: Call, wanted: int, future: "Future[ChatCompletion]") -> None:
+    def _ended(self, opened: OpenQuestion, call: Call, future: "Future[ChatCompletion]") -> None:
         """Take the result of a call. If another try is due, send the call again; otherwise end it. This runs
         on the client's thread."""
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
-            self._take_reply(call, future.result(), wanted)
+            self._take_reply(call, future.result())
             if (
                 call.value is None
                 and call.error is None
@@ -339,45 +328,37 @@ class Judge(Oracle):
                 and call.tries < self.config.tries
             ):
                 return self._ask(opened, call)
-        elif (
-            isinstance(error, RefusalError)
-            and error.status in _NO_LOGPROBS
-            and error.names_logprobs
-            and wanted
-            and ((fewer := fewer_alternatives(error.said, wanted)) or self._reads == "auto")
-        ):
-            return self._ask(opened, call, wants=fewer)
         else:
             call.error = (
                 error
                 if isinstance(error, OatError)
                 else OracleError(f"the judge's client failed: {type(error).__name__}")
             )
+            fewer = call.fewer(needs_logprobs=self._reads == "logprobs")
+            if isinstance(error, RefusalError) and error.names_logprobs and fewer is not None:
+                call.error, call.wants = None, fewer
+                return self._ask(opened, call)
         with self._changed:
             self._flow.has_ended(opened, call)
             self._changed.notify_all()
         return self._go_on()
 
-    def _take_reply(self, call: Call, reply: ChatCompletion, wanted: int) -> None:
-        """Set the value or the error of a call from a reply, and count the tokens of the try.
-
-        Args:
-            wanted: number of alternatives that the request asked for; 0: no log-probabilities.
-        """
+    def _take_reply(self, call: Call, reply: ChatCompletion) -> None:
+        """Set the value or the error of a call from a reply, and count the tokens of the try."""
         c = self.config
         call.took(*call.counted(reply, c.max_tokens))
         call.is_uncounted |= None in (reply.prompt_tokens, reply.completion_tokens)
         has_tokens = reply.tokens is not None
         is_without = not has_tokens and bool(reply.answer) and reply.end != "broken"
-        if is_without and wanted and self._reads == "logprobs" and not self._has_logprobs:
+        if is_without and call.wants and self._reads == "logprobs" and not self._has_logprobs:
             call.error = OracleError(
                 f"{c.model} gives no log-probabilities; set oracle.reads to text or auto, or ask an "
                 "endpoint that has them"
             )
             return
-        if has_tokens and wanted:
-            self._has_logprobs, self._alternatives = True, min(self._alternatives, wanted)
-        elif is_without and not wanted:
+        if has_tokens and call.wants:
+            self._has_logprobs, self._alternatives = True, min(self._alternatives, call.wants)
+        elif is_without and not call.wants:
             self._refuses_logprobs = True
         elif is_without and self._has_logprobs is None:
             self._has_logprobs = False
@@ -392,12 +373,12 @@ class Judge(Oracle):
         if c.mode == "score":
             reader = score_reader(*c.range, are_whole=c.max_tokens == 1)
             scores = read_reply(reply, reader, self._reads)
-            call.lacks = scores.lacks
+            call.lacks, call.unused = scores.lacks, scores.unused if call.wants else ""
             if scores.shares is not None:
                 call.value = math.fsum(score * share for score, share in scores.shares.items())
             return
         verdicts = read_reply(reply, verdict_reader(("0", "1", TIE) if c.ties else ("0", "1")), self._reads)
-        call.lacks = verdicts.lacks
+        call.lacks, call.unused = verdicts.lacks, verdicts.unused if call.wants else ""
         if verdicts.shares is not None:
             call.tie = verdicts.shares.get(TIE, 0.0)
             call.value = verdicts.shares.get("0", 0.0) + call.tie / 2
@@ -475,6 +456,7 @@ class Judge(Oracle):
             for kind, text in call.complaints(name, c.max_tokens, is_priced=is_priced).items()
         }
         if self._reads == "auto" and (self._refuses_logprobs or self._has_logprobs is False):
+            found.pop(MISSING, None)
             found["logprobs"] = (
                 f"{name} gives no log-probabilities{' any more' if self._has_logprobs else ''}, so verdicts "
                 "and scores are read from its text alone; begin a run of its own, if that is not meant"

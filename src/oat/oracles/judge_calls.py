@@ -9,6 +9,11 @@ Words do not tell these apart. So the refusal is open until the endpoint has ans
 sent after the refusal came: then the question alone fails. If no other call is under way or waits, the judge
 asks a short question of its own. If the endpoint answers it, the refused questions fail. If the endpoint
 refuses it too, every question would meet the error: the run ends, and no question fails.
+
+The reason may also be the log-probabilities that a request asks for, even if the refusal does not name them.
+So before its own question, the judge asks one of the refused questions with fewer alternatives, and at last
+without log-probabilities. If the endpoint answers a call that asked for fewer alternatives than a refused
+one, the refused one is asked again with as few, and does not fail yet.
 """
 
 import time
@@ -19,8 +24,13 @@ from dataclasses import dataclass, field
 from oat.errors import ClosedError, NoReplyError, OatError, RefusalError
 from oat.oracles.http_client import ASKED_AGAIN
 from oat.oracles.judge_replies import ChatCompletion
+from oat.oracles.refusals import fewer_alternatives
 from oat.types import Key, Kind, Message, Question
 
+ALTERNATIVES = {"compare": 5, "score": 20}
+"""How many alternatives of each token are asked for."""
+_NO_LOGPROBS = (400, 403, 404, 422, 500, 501)
+"""Statuses with which an endpoint may refuse to give log-probabilities."""
 _MOST_OPEN = 8
 """Number of open refusals with which the judge asks its own question while other calls are under way."""
 REFUSES_ALL = (
@@ -38,6 +48,8 @@ class Call:
             index.
         messages: the messages that are sent.
         bound: largest number of prompt tokens of a try.
+        wants: the number of alternatives of each token that the newest request asked for, and the most that
+            the next one asks for; 0: no log-probabilities.
         tries: number of tries so far, without those that do not count against `JudgeConfig.tries`, such as a
             try that found no connection.
         prompt_tokens, completion_tokens: number of tokens of the counted tries. A try that failed counts with
@@ -45,6 +57,7 @@ class Call:
         is_uncounted: True if a reply did not state the tokens that it took.
         said: the beginning of the newest reply.
         lacks: why the newest reply has no verdict, in words; "" if its text says none.
+        unused: as `Reading.unused`, of the newest reply; "" if its request asked for no log-probabilities.
         value: the probability that the response shown first wins, or the score; None until there is one.
         tie: the probability of the verdict that neither is better.
         error: the error that ended the call; None if there is none.
@@ -56,12 +69,14 @@ class Call:
     order: tuple[int, ...]
     messages: list[dict[str, str]]
     bound: int
+    wants: int = max(ALTERNATIVES.values())
     tries: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     is_uncounted: bool = False
     said: str = ""
     lacks: str = ""
+    unused: str = ""
     value: float | None = None
     tie: float = 0.0
     error: OatError | None = None
@@ -81,6 +96,15 @@ class Call:
         prompt = self.bound if prompt is None else prompt
         return prompt, max(max_tokens if completion is None else completion, reply.total_tokens - prompt)
 
+    def fewer(self, *, needs_logprobs: bool) -> int | None:
+        """Return how many alternatives to ask for after a refusal. Return None if the refusal is about
+        something else, or if no fewer can be asked for."""
+        error = self.error
+        if not isinstance(error, RefusalError) or error.status not in _NO_LOGPROBS or not self.wants:
+            return None
+        fewer = fewer_alternatives(error.said if error.names_logprobs else "", self.wants)
+        return fewer if fewer or not needs_logprobs else None
+
     def complaints(self, judge: str, max_tokens: int, *, is_priced: bool) -> dict[str, str]:
         """Return the warnings about the call, by kind.
 
@@ -96,6 +120,12 @@ class Call:
             found["invalid"] = (
                 f"{judge} said {self.said!r}, which is no verdict{': ' if self.lacks else ''}{self.lacks}; "
                 "what becomes of the question is said by `invalid`"
+            )
+        elif self.unused:
+            found[self.unused] = (
+                f"{judge} gives replies whose log-probabilities cannot be used: {self.unused}; the text "
+                "alone counts there, so a verdict is certain, and a score is the number that is written; "
+                "begin a run of its own, if that is not meant"
             )
         if self.is_uncounted and is_priced:
             found["usage"] = (
@@ -130,20 +160,22 @@ class Calls:
 
     Args:
         concurrency: largest number of calls under way.
+        needs_logprobs: no call is asked without log-probabilities.
 
     Attributes:
         under_way: number of calls under way.
     """
 
-    def __init__(self, concurrency: int):
+    def __init__(self, concurrency: int, *, needs_logprobs: bool):
         self.under_way = 0
+        self._needs_logprobs = needs_logprobs
         self._concurrency = concurrency
         self._waiting = deque[tuple[OpenQuestion, Call]]()
         self._begun = set[OpenQuestion]()
         self._finished = 0
         self._sent = 0
-        self._refused: list[Call] = []
-        self._is_probing = False
+        self._refused: list[tuple[OpenQuestion, Call]] = []
+        self._probed: Call | None = None
 
     def add(self, questions: Sequence[OpenQuestion]) -> None:
         """Let the calls of questions wait."""
@@ -172,47 +204,68 @@ class Calls:
         """Take a call that has a value, no verdict, or an error."""
         self.under_way -= 1
         self._has_left(opened)
+        if call is self._probed:
+            self.probed()
         if call.error is None:
-            self.explain(call.sent)
+            self.explain(call)
         elif _is_open(call.error):
             call.refused_at = self._sent
-            self._refused.append(call)
+            self._refused.append((opened, call))
         elif not isinstance(call.error, NoReplyError | RefusalError) or isinstance(call.error, ClosedError):
             self.end(call.error)
 
     def to_probe(self) -> Call | None:
-        """Return a refused call if the judge shall now ask its own question about it; else None."""
+        """Return a refused call if the judge shall now ask its own question about it; else None. If the call
+        may be asked with fewer alternatives, this comes first: it waits to be sent."""
         is_due = not self.under_way or len(self._refused) >= _MOST_OPEN
-        if not self._refused or self._is_probing or not is_due:
+        if not self._refused or self._probed is not None or not is_due:
             return None
-        self._is_probing = True
-        return self._refused[0]
+        opened, self._probed = min(self._refused, key=lambda refused: refused[1].wants)
+        fewer = self._probed.fewer(needs_logprobs=self._needs_logprobs)
+        if fewer is None:
+            return self._probed
+        self._refused.remove((opened, self._probed))
+        self._again(opened, self._probed, fewer)
+        return None
 
     def probed(self) -> None:
-        """Say that the judge's own question has ended."""
-        self._is_probing = False
+        """Say that the judge's own question, or the call that was asked before it, has ended."""
+        self._probed = None
 
-    def explain(self, sent: int) -> None:
-        """Close the refusals that came before the call with the number `sent` was sent: they are about their
-        questions alone."""
-        for call in self._refused:
-            if call.refused_at is not None and call.refused_at < sent:
-                call.refused_at = None
-                if isinstance(call.error, ClosedError):
-                    text, *rest = call.error.args
-                    call.error = RefusalError(text.removesuffix(ASKED_AGAIN), *rest)
-        self._refused = [call for call in self._refused if call.refused_at is not None]
+    def explain(self, answered: Call) -> None:
+        """Close the refusals that came before a call was sent that is answered now. They are about their
+        questions alone, or about the number of alternatives if the answered call asked for fewer. A call
+        about which the judge's own question is under way ends, since its last try may be spent on that."""
+        before = [each for each in self._refused if (each[1].refused_at or 0) < answered.sent]
+        self._refused = [each for each in self._refused if each not in before]
+        for opened, call in reversed(before):
+            is_fewer = answered.wants < call.wants and call is not self._probed
+            if is_fewer and call.fewer(needs_logprobs=self._needs_logprobs) is not None:
+                self._again(opened, call, answered.wants)
+                continue
+            call.refused_at = None
+            if isinstance(call.error, ClosedError):
+                text, *rest = call.error.args
+                call.error = RefusalError(text.removesuffix(ASKED_AGAIN), *rest)
 
     def end(self, error: OatError) -> None:
         """End the calls that wait, and those with an open refusal, with an error that all would meet."""
         for opened, call in self._waiting:
             call.error = error
             self._has_left(opened)
-        for call in self._refused:
+        for _, call in self._refused:
             call.error, call.refused_at = error, None
         self._waiting.clear()
         self._refused.clear()
+        self._probed = None
         self._finished = 0
+
+    def _again(self, opened: OpenQuestion, call: Call, wants: int) -> None:
+        """Let a refused call wait again, before all others, with a number of alternatives."""
+        call.error, call.refused_at, call.wants = None, None, wants
+        opened.left += 1
+        self._begun.add(opened)
+        self._waiting.appendleft((opened, call))
 
     def _has_left(self, opened: OpenQuestion) -> None:
         opened.left -= 1

@@ -20,6 +20,12 @@ LEAST_SHARE = 0.5
 """Least probability that all verdicts together have at the place where a verdict is read. Below one half, the
 judge would more probably have gone on with something else, and a few per cent would decide."""
 
+_LEAST_REST = 0.001
+"""Least probability of tokens that a reply does not name for which their absence is told."""
+MISSING = "there are none"
+_OTHERS = "they are not those of the text"
+_ALONE = "they have no usable alternatives"
+
 _MOST_SHOWN = 40
 _BESIDE = (
     "what comes below the verdict may turn it round; let the judge give reasons before a last line such as "
@@ -36,10 +42,13 @@ class Reading(Generic[V]):
     Attributes:
         shares: the probability of each verdict or score, given that it is one of them; None: there is none.
         lacks: why there is none, in words; "" if the text says none.
+        unused: why the text alone counts although log-probabilities may be read, in words; "" if they were
+            read, or would tell nothing else. They are not read for a number of several tokens.
     """
 
     shares: dict[V, float] | None
     lacks: str = ""
+    unused: str = ""
 
 
 def read_reply(reply: ChatCompletion, reader: Reader[V], reads: Reads) -> Reading[V]:
@@ -58,7 +67,7 @@ def read_reply(reply: ChatCompletion, reader: Reader[V], reads: Reads) -> Readin
         lacks = "it was cut (max_tokens)" if reply.end == "cut" else _BESIDE if is_first else ""
         return Reading(None, lacks)
     if reads == "text" or (reply.tokens is None and reads == "auto"):
-        return Reading({said.value: 1.0})
+        return Reading({said.value: 1.0}, unused=MISSING if reads == "auto" else "")
     place = _place(reply, said)
     is_there = place is not None and place.value(place.token.piece, reader) == said.value
     if place is not None and is_there and place.is_whole and len(place.token.logps) > 1:
@@ -69,7 +78,9 @@ def read_reply(reply: ChatCompletion, reader: Reader[V], reads: Reads) -> Readin
         other = reader.says(answer_in(_joined(reply.tokens or ()).decode("utf-8", "replace")))
         if other is not None and other.value != said.value:
             return Reading(None, "its tokens say something else than its text")
-    return Reading({said.value: 1.0})
+        return Reading({said.value: 1.0}, unused=_OTHERS)
+    is_certain = is_there and math.fsum(map(math.exp, place.token.logps.values())) >= 1 - _LEAST_REST
+    return Reading({said.value: 1.0}, unused=_ALONE if place.is_whole and not is_certain else "")
 
 
 @dataclass(frozen=True)

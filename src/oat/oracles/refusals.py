@@ -38,7 +38,8 @@ _SPENT_CODES = re.compile(
 """Codes with which 429 means that the credit is used up (1113: Zhipu's), not that the requests come too fast.
 Messages do not tell the two apart: Gemini's name the quota and billing for a limit per minute."""
 _FLAGGED = re.compile(r"moderat|flagged|content[_ ]?(?:filter|polic|management)|safety", re.IGNORECASE)
-_LOGPROBS = re.compile(r"log[\s_-]?prob", re.IGNORECASE)
+_LOGPROBS = re.compile(r"log[\s_-]?prob|top_n_tokens", re.IGNORECASE)
+"""`top_n_tokens`: the name of `top_logprobs` within a server of Hugging Face (TGI)."""
 
 
 class ErrorInReply(ValueError):
