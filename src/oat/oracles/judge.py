@@ -459,7 +459,8 @@ class Judge(Oracle):
             found.pop(MISSING, None)
             found["logprobs"] = (
                 f"{name} gives no log-probabilities{' any more' if self._has_logprobs else ''}, so verdicts "
-                "and scores are read from its text alone; begin a run of its own, if that is not meant"
+                "and scores are read from its text alone; a new run with oracle.reads: text reads every "
+                "reply alike"
             )
         for kind in found.keys() - self._warned:
             self._warned.add(kind)

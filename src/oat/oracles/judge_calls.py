@@ -125,7 +125,7 @@ class Call:
             found[self.unused] = (
                 f"{judge} gives replies whose log-probabilities cannot be used: {self.unused}; the text "
                 "alone counts there, so a verdict is certain, and a score is the number that is written; "
-                "begin a run of its own, if that is not meant"
+                "a new run with oracle.reads: text reads every reply alike"
             )
         if self.is_uncounted and is_priced:
             found["usage"] = (
