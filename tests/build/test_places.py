@@ -254,11 +254,20 @@ def is_same_place(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-@pytest.mark.parametrize("is_old_there", [False, True], ids=["moved", "copied"])
-@pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
-@pytest.mark.parametrize("way", ["above", "inside", "link to the folder", "link to the file", "absolute"])
+@pytest.mark.parametrize(
+    ("way", "is_old_there", "is_absolute"),
+    [
+        ("above", False, False),
+        ("above", True, False),
+        ("inside", False, True),
+        ("inside", True, False),
+        ("link to the folder", True, True),
+        ("link to the file", True, False),
+        ("absolute", True, False),
+    ],
+)
 def test_the_configuration_of_a_run_is_that_of_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old_there: bool, is_absolute: bool, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_old_there: bool, is_absolute: bool
 ) -> None:
     """Whatever `run_dir` it records, and from wherever it is reached. The files that were given from Python
     are those of this folder too. A flag decides otherwise."""

@@ -134,7 +134,7 @@ def _changes(node: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     """Yield the values that differ: for each the begin and the end of its text, and its new text.
 
     Raises:
-        KeyError: the two have different fields.
+        KeyError: the two have different fields, or a value of several lines differs.
     """
     if before.keys() != now.keys():
         raise KeyError
@@ -142,5 +142,7 @@ def _changes(node: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         old, new = before[key.value], now[key.value]
         if isinstance(value, yaml.MappingNode) and isinstance(new, dict):
             yield from _changes(value, old, new)
+        elif old != new and isinstance(value, yaml.CollectionNode) and not value.flow_style:
+            raise KeyError  # it ends somewhere in the lines below it
         elif old != new:
             yield value.start_mark.index, value.end_mark.index, json.dumps(new, ensure_ascii=False)
