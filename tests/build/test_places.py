@@ -14,12 +14,15 @@ from fixtures import World, oat
 from vanishing import moved, removed, replaced
 
 from oat import Trainer, load_run
+from oat.build.targets import load_file
 from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.errors import DirectoryError, LedgerError
 from oat.files import seen_from
 from oat.learner.learner import Learner
 from oat.models.lora import WEIGHTS
 from oat.oracles.isolated import Isolated
+from oat.rundir.mark import mark
 
 WANDERS = """
 import asyncio
@@ -228,9 +231,86 @@ def test_a_run_directory_moves_between_two_lives(world: World, project: Path) ->
     Trainer(**again, quiet=True).train()
     os.rename("runs/second", "runs/third")
     assert oat("export", "runs/third", "out") == 0
-    assert oat("train", "runs/third/config.yaml", "--run_dir", "runs/third", "--stop.max_steps", "5") == 0
+    Trainer(**{**again, "run_dir": "runs/third"}, quiet=True).fork("runs/fork").train()
+    assert oat("train", "runs/third/config.yaml", "--stop.max_steps", "5") == 0
+    assert max(load_run("runs/third").metrics["step"]) == 5
     assert not Path("runs/first").exists()
     assert not Path("runs/second").exists()
+
+
+def begun(folder: Path, run_dir: str | None) -> Path:
+    """Make a folder with the mark of a run, and a configuration that names a run directory."""
+    folder.mkdir(parents=True)
+    mark(folder)
+    given = "model" if run_dir is None else f"{run_dir}/given/model"
+    tree = {"model": {"path": given}, "prompts": {"path": "train.jsonl"}, "oracle": {"name": "exact_match"}}
+    tree |= {"algorithm": {"name": "grpo"}, "evaluation": {"pairs": f"{run_dir}/given/pairs.jsonl"}}
+    tree |= {} if run_dir is None else {"run_dir": run_dir}
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def is_same_place(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
+@pytest.mark.parametrize(
+    ("way", "is_old_there", "is_absolute"),
+    [
+        ("above", False, False),
+        ("above", True, False),
+        ("inside", False, True),
+        ("inside", True, False),
+        ("link to the folder", True, True),
+        ("link to the file", True, False),
+        ("absolute", True, False),
+    ],
+)
+def test_the_configuration_of_a_run_is_that_of_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_old_there: bool, is_absolute: bool
+) -> None:
+    """Whatever `run_dir` it records, and from wherever it is reached. The files that were given from Python
+    are those of this folder too. A flag decides otherwise."""
+    monkeypatch.chdir(tmp_path)
+    before = str(tmp_path / "runs/a") if is_absolute else "runs/a"
+    if is_old_there:
+        begun(Path("runs/a"), before)
+    begun(Path("runs/b"), before)
+    Path("latest").symlink_to("runs/b")
+    Path("best.yaml").symlink_to("runs/b/config.yaml")
+    file = {
+        "above": "runs/b/config.yaml",
+        "inside": "config.yaml",
+        "link to the folder": "latest/config.yaml",
+        "link to the file": "best.yaml",
+        "absolute": str(tmp_path / "runs/b/config.yaml"),
+    }[way]
+    if way == "inside":
+        monkeypatch.chdir("runs/b")
+    found, _ = load_file(file)
+    assert is_same_place(found.run_dir, str(tmp_path / "runs/b"))
+    assert is_same_place(found.model.path, str(tmp_path / "runs/b/given/model"))
+    assert found.evaluation is not None
+    assert found.evaluation.pairs == f"{found.run_dir}/given/pairs.jsonl"
+    assert found.prompts.path == "train.jsonl"
+    other, _ = load_file(file, ["--run_dir", "runs/new"])
+    assert other.run_dir == "runs/new"
+    assert is_same_place(other.model.path, str(tmp_path / "runs/b/given/model"))
+    (tmp_path / "runs/b/.oat-run").unlink()
+    assert load_file(file) == load_config(file), "a configuration of the user"
+
+
+def test_a_run_directory_that_is_right_stays_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun(Path("runs/a"), "runs/../runs/a")
+    Path("latest").symlink_to("runs/a")
+    for file in ("runs/a/config.yaml", "latest/config.yaml", str(tmp_path / "runs/a/config.yaml")):
+        assert load_file(file) == load_config(file)
+    assert load_file("latest/config.yaml", ["--run_dir", "./runs/a"])[0].model.path.startswith("runs/../")
+    begun(Path("runs/none"), None)
+    assert load_file("runs/none/config.yaml")[0].run_dir == "runs/none"
 
 
 def test_a_way_up_leads_to_no_folder_that_is_there_already(

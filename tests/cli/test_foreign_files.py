@@ -238,6 +238,8 @@ def test_a_run_of_an_earlier_version_is_known_by_its_ledger(
     run = finished.copy("dpo", tmp_path, {"evaluation": None})
     (run / MARK).unlink()
     before = digest_run(run)
+    with (run / "config.yaml").open("a") as file:
+        file.write("# mine\n")
     if is_half:
         whole = (run / "ledger.sqlite").read_bytes()
         (run / "ledger.sqlite").write_bytes(whole[:100])
@@ -247,6 +249,7 @@ def test_a_run_of_an_earlier_version_is_known_by_its_ledger(
     assert oat("train", tmp_path / "dpo.yaml") == 0
     assert "finished" in capsys.readouterr().out
     assert digest_run(run) == before
+    assert (run / "config.yaml").read_text().endswith("# mine\n")
     assert (run / MARK).exists()
     (run / MARK).unlink()
     (run / "ledger.sqlite").unlink()
@@ -254,15 +257,15 @@ def test_a_run_of_an_earlier_version_is_known_by_its_ledger(
     assert "config.yaml" in foreign(run)
 
 
-@pytest.mark.sample("oat.build.open_run:to_yaml", seconds=3)
+@pytest.mark.sample("oat.build.open_run:write_stored", seconds=3)
 @pytest.mark.parametrize(
     "place",
     [
-        "oat.rundir.mark:secrets.token_hex",
+        "oat.rundir.mark:os.urandom",
         "oat.rundir.mark:sync_to_disk",
         "oat.build.open_run:gather_inputs",
         "oat.ledger.connection:_connect",
-        "oat.build.open_run:to_yaml",
+        "oat.build.open_run:write_stored",
     ],
 )
 def test_a_start_that_was_killed_goes_on(world: World, tmp_path: Path, place: str) -> None:

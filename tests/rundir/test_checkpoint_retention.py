@@ -1,6 +1,7 @@
 """Retention: which checkpoints are kept and which are removed."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,70 @@ def test_pruning_never_removes_the_last_good_one(checkpoints: Checkpoints) -> No
     save(strict, 9)
     assert loaded_step(strict) == 9
     assert on_disk(checkpoints) == ["latest", "step_00000009"]
+
+
+def beside(folder: Path, kind: str) -> None:
+    """Put something of a user into a checkpoint's folder, or something in its place."""
+    if kind == "file":
+        (folder / "notes.md").write_text("mine")
+    elif kind == "hidden":
+        (folder / ".gitattributes").write_text("mine")
+    elif kind == "model":
+        (folder / "hf").mkdir()
+        (folder / "hf" / "tensors.safetensors").write_text("mine")
+    elif kind == "empty folder":
+        (folder / "hf").mkdir()
+    elif kind == "broken link":
+        (folder / "hf").symlink_to("nowhere")
+    elif kind == "own name":
+        (folder / "state.json").unlink()
+        (folder / "state.json").mkdir()
+    else:
+        moved = folder.rename(folder.parent.parent / "elsewhere")
+        if kind == "link":
+            folder.symlink_to(moved)
+        else:
+            folder.mkdir()
+            for name in ("manifest.json", "state.json", "tensors.safetensors"):
+                (folder / name).symlink_to(moved / name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "later"),
+    [
+        *[(kind, False) for kind in ("file", "hidden", "model", "empty folder", "broken link", "links")],
+        *[(kind, True) for kind in ("file", "own name", "link")],
+    ],
+)
+def test_what_a_checkpoint_did_not_write_is_not_removed(
+    checkpoints: Checkpoints, kind: str, later: bool
+) -> None:
+    """It is said once, and the run goes on. What a kill left of a checkpoint goes."""
+    save(checkpoints, 1, 2)
+    theirs = checkpoints.directory / ("step_00000001" if not later else "step_00000002")
+    beside(theirs, kind)
+    before = sorted((path.name, path.is_symlink()) for path in theirs.rglob("*"))
+    if later:  # the user has gone back to step 1
+        (checkpoints.directory / "latest").write_text("step_00000001")
+    (checkpoints.directory / ".new-step_00000001").mkdir()
+    (checkpoints.directory / ".new-step_00000001" / "state.json").write_text("half")
+    again = Checkpoints(checkpoints.directory, every=1, keep_last=1, max_gb=1.0)
+    with pytest.warns(UserWarning, match=theirs.name) as said:
+        save(again, 1 if later else 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(again, 1 if later else 4)
+    assert len(said) == 1
+    assert sorted((path.name, path.is_symlink()) for path in theirs.rglob("*")) == before
+    kept = "step_00000001.2" if later else "step_00000004"
+    assert on_disk(again) == sorted(["latest", theirs.name, kept])
+
+
+def test_a_checkpoint_that_was_removed_by_half_goes(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 1, 2)
+    (checkpoints.directory / "step_00000001" / "manifest.json").unlink()
+    save(checkpoints, 3)
+    assert on_disk(checkpoints) == ["latest", "step_00000002", "step_00000003"]
 
 
 def test_older_ones_stay_when_the_new_one_does_not_verify(

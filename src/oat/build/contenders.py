@@ -7,7 +7,7 @@ from pathlib import Path
 from oat.build.evaluated import without_explorer
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.config.load import load_config
+from oat.build.targets import load_file
 from oat.config.settings import ModelConfig
 from oat.config.stored import stored_config
 from oat.errors import ConfigError
@@ -85,7 +85,7 @@ def _load(name: str, flags: Sequence[str]) -> Resolved | None:
     """Read the configuration of a run or of a file; return None if the name is a model's."""
     if _is_run(name):
         return resolve(stored_config(seen(name), flags)[0], {})
-    return resolve(*load_config(name, flags)) if seen(name).is_file() else None
+    return resolve(*load_file(name, flags)) if seen(name).is_file() else None
 
 
 def _is_run(name: str) -> bool:

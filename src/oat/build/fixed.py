@@ -1,6 +1,7 @@
 """The settings that a run fixes when it begins, and those that may change when it is continued or forked."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from oat.config.settings import Component, Config
 from oat.config.stored import load_stored, with_given
 from oat.engines.kind import EngineKind
 from oat.errors import ConfigError
+from oat.files import seen, start
 from oat.plugins.loading import same_by_file
 
 FREE = (
@@ -122,9 +124,10 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
             differences.
     """
     config, before = known_by_file(resolved.config, file), stored.config
-    if not is_fork:
-        run_dir = before.run_dir
-        before, config = (with_given(each, run_dir, config.run_dir) for each in (before, config))
+    run_dir = str(file.parent) if is_fork else config.run_dir
+    if not (is_fork and seen(before.run_dir).resolve() == file.parent):
+        for name in (stored.config.run_dir, os.path.relpath(file.parent, start())):
+            before, config = (with_given(each, name, run_dir) for each in (before, config))
     is_measured = config.learner.micro_batch_tokens == "auto"
     config = _with_fixed(config, before)
     differences = _differences(before, config, is_measured=is_measured)

@@ -30,11 +30,10 @@ from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.config.load import to_yaml
-from oat.config.stored import load_stored, with_given
+from oat.config.stored import load_stored, with_given, write_stored
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, LearnerLostError, warn
-from oat.files import seen, seen_from, write_atomically
+from oat.files import seen, seen_from
 from oat.learner.limits import without_memory
 from oat.ledger.versions import changed_since
 from oat.loop import Run
@@ -259,7 +258,7 @@ def _open(
         left.callback(run.ledger.close)
         refuse_weights(resolved, run_inputs, is_begun=is_begun)
         home.standing.refuse_lost(DirectoryError)
-        write_atomically(file, to_yaml(with_chosen(config, run.chosen)))
+        write_stored(file, with_chosen(config, run.chosen))
         left.pop_all()
     return run
 

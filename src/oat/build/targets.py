@@ -1,6 +1,7 @@
 """Functions that resolve the configuration for a command: that of a file, of a run, or of a run with another
 section `evaluation`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,50 @@ from typing import Any
 from oat.build.fixed import known_by_file
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.config.load import Origins, convert, load_config
+from oat.config.load import Origins, convert, load_config, read_tree
 from oat.config.settings import Config
-from oat.config.stored import stored_config
-from oat.errors import ConfigError
+from oat.config.stored import stored_config, with_given
+from oat.errors import ConfigError, warn
+from oat.files import seen
+from oat.rundir.mark import is_begun
+
+
+def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """Read a configuration file, as `load_config` does. If it is the `config.yaml` of a run that was moved or
+    copied, `run_dir` and the paths to the run's own files are those of the run in its present folder. A flag
+    `--run_dir` overrides the former.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    config, origins = load_config(path, flags)
+    own, before = _run_of(Path(path)), str(read_tree(Path(path))[0].get("run_dir"))
+    is_given = origins.get(("run_dir",)) == "--run_dir"
+    if own is None or _are_one(before, own) or (is_given and _are_one(before, config.run_dir)):
+        return config, origins
+    if not is_given:
+        config = replace(config, run_dir=str(own))
+    now = config.run_dir if _are_one(config.run_dir, own) else str(seen(own).resolve())
+    return with_given(config, before, now), origins
+
+
+def _run_of(file: Path) -> Path | None:
+    """Return the directory of the run whose `config.yaml` a file is, or is a link to; None: of no run."""
+    for place in (file, seen(file).resolve()):
+        if place.name == "config.yaml" and is_begun(seen(place.parent)):
+            return place.parent
+    return None
+
+
+def _are_one(one: str | Path, other: str | Path) -> bool:
+    """Return True if two names are those of one directory. Where this user may not look, they are not."""
+    places = seen(one), seen(other)
+    return all(map(os.path.exists, places)) and os.path.samefile(*places)
 
 
 def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
-    """Resolve the configuration in a file.
+    """Resolve the configuration in a file, for a run. If the file is that of a run which was moved or copied,
+    say which folder is taken (`load_file`).
 
     Args:
         flags: settings from the command line, which override those in the file.
@@ -24,7 +61,13 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
     Raises:
         ConfigError: see `load_config` and `resolve`.
     """
-    return resolve(*load_config(path, flags))
+    config, origins = load_file(path, flags)
+    if (named := load_config(path, flags)[0].run_dir) != config.run_dir:
+        warn(
+            f"{path}: its run_dir is {named}, which is not the folder of this run, as after a move or a "
+            f"copy; the run in {config.run_dir} is taken (--run_dir names another)"
+        )
+    return resolve(config, origins)
 
 
 def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
@@ -51,7 +94,7 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
         config = known_by_file(config, target / "config.yaml")
         given = {path: place for path, place in origins.items() if place.startswith("--")}
     else:
-        config, origins = load_config(target, flags)
+        config, origins = load_file(target, flags)
         given = origins
     resolved = replace(resolve(config, given), origins=origins)
     if resolved.config.evaluation is None:

@@ -1,12 +1,18 @@
-"""Reading the configuration that a run wrote into its directory, perhaps with an earlier version of `oat`."""
+"""Reading the configuration that a run wrote into its directory, perhaps with an earlier version of `oat`.
+Writing it too."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oat.config.load import Origins, load_tree, read_tree
+import yaml
+
+from oat.config.load import Origins, dump, load_tree, parse_config, read_tree, to_yaml
 from oat.config.settings import Config
+from oat.errors import ConfigError, warn
+from oat.files import write_atomically
 
 EARLIER: dict[tuple[str, str], Any] = {
     ("oracle", "whole_groups"): False,
@@ -65,11 +71,78 @@ def with_given(config: Config, before: str, now: str) -> Config:
     """
 
     def moved(section: Any) -> Any:
-        own, path = f"{before}/given/", getattr(section, "path", None)
-        if not (isinstance(path, str) and path.startswith(own)):
-            return section
-        return dataclasses.replace(section, path=f"{now}/given/{path.removeprefix(own)}")
+        own = f"{before}/given/"
+        paths = {field: getattr(section, field, None) for field in ("path", "pairs")}
+        new = {
+            field: f"{now}/given/{path.removeprefix(own)}"
+            for field, path in paths.items()
+            if isinstance(path, str) and path.startswith(own)
+        }
+        return dataclasses.replace(section, **new) if new else section
 
     return dataclasses.replace(
         config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")}
     )
+
+
+def write_stored(file: Path, config: Config) -> None:
+    """Write the `config.yaml` of a run. If the file has these settings already, nothing is written. A file
+    with comments keeps them where that is possible; otherwise warn.
+
+    Raises:
+        ConfigError: the file is there, and cannot be read.
+        OSError: the file cannot be written.
+    """
+    text = to_yaml(config)
+    if file.exists():
+        before, found = read_tree(file)[0], file.read_text(encoding="utf-8")
+        if before == dump(config):
+            return
+        if _has_comments(found):
+            kept = _edited(found, before, config)
+            if kept is None:
+                warn(f"{file}: is written anew, since settings are new or have changed, without its comments")
+            text = kept or text
+    write_atomically(file, text)
+
+
+def _has_comments(text: str) -> bool:
+    """Return True if there is a `#` between two tokens of YAML text."""
+    end = 0
+    for token in yaml.scan(text, yaml.SafeLoader) if "#" in text else ():
+        if "#" in text[end : token.start_mark.index]:
+            return True
+        end = token.end_mark.index
+    return "#" in text[end:]
+
+
+def _edited(text: str, before: Mapping[str, Any], config: Config) -> str | None:
+    """Return the text of a configuration with the values of `config`. All else in it, such as comments, is as
+    before. Return None if other fields are set than in `text`, or a value cannot be replaced in its place."""
+    parts, end = [], 0
+    try:
+        for start, stop, value in _changes(yaml.compose(text, yaml.SafeLoader), before, dump(config)):
+            parts += [text[end:start], value]
+            end = stop
+        found = "".join([*parts, text[end:]])
+        return found if parse_config(found)[0] == config else None
+    except (KeyError, ConfigError):
+        return None
+
+
+def _changes(node: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
+    """Yield the values that differ: for each the begin and the end of its text, and its new text.
+
+    Raises:
+        KeyError: the two have different fields, or a value of several lines differs.
+    """
+    if before.keys() != now.keys():
+        raise KeyError
+    for key, value in node.value:
+        old, new = before[key.value], now[key.value]
+        if isinstance(value, yaml.MappingNode) and isinstance(new, dict):
+            yield from _changes(value, old, new)
+        elif old != new and isinstance(value, yaml.CollectionNode) and not value.flow_style:
+            raise KeyError  # it ends somewhere in the lines below it
+        elif old != new:
+            yield value.start_mark.index, value.end_mark.index, json.dumps(new, ensure_ascii=False)

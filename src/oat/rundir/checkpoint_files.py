@@ -6,6 +6,7 @@ quickly. `rundir/checkpoints.py` writes and loads complete checkpoints.
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from oat.files import parse_json, sync_to_disk
 FILES = ("tensors.safetensors", "state.json")
 """The files in a checkpoint's folder, besides its manifest."""
 
+_OWN = (*FILES, "manifest.json")
 _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
+_MOST_NAMES = 5
 
 
 def place_of(name: str) -> tuple[int, int]:
@@ -30,6 +33,31 @@ def names_in(directory: Path) -> list[str]:
     """Return the names of the checkpoints in a directory, sorted by step and then by save."""
     found = (folder.name for folder in directory.glob("step_*") if folder.is_dir())
     return sorted((name for name in found if _NAME.fullmatch(name)), key=place_of)
+
+
+def halves_in(directory: Path) -> list[str]:
+    """Return the names of the folders that killed saves have left in a directory."""
+    return [folder.name for folder in directory.glob(".new-step_*") if _NAME.fullmatch(folder.name[5:])]
+
+
+def bytes_of(folder: Path) -> int:
+    """Return the size of a checkpoint's own files."""
+    return sum((folder / name).stat().st_size for name in _OWN if (folder / name).is_file())
+
+
+def in_the_way(folder: Path) -> str | None:
+    """Return what keeps a checkpoint's folder from being removed: the files in it that the checkpoint did not
+    write. Return None if there are none."""
+    if folder.is_symlink():
+        return "is a link"
+    with os.scandir(folder) as found:
+        names = [
+            each.name for each in found if each.name not in _OWN or not each.is_file(follow_symlinks=False)
+        ]
+    if not names:
+        return None
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"has {', '.join(sorted(names)[:_MOST_NAMES])}{more}, which the checkpoint did not write"
 
 
 def pointed(directory: Path) -> tuple[list[str], str | None]:

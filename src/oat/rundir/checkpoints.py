@@ -8,6 +8,7 @@ the checkpoint. Only one checkpoint is written at a time:
    is the last of them.
 2. The directory is renamed and synced to disk. Then the pointer is replaced.
 3. The checkpoint is read back and verified. Only then are other checkpoints removed (`rundir/retention.py`).
+   One with files that it did not write stays.
 
 Tensors are stored as safetensors, the state and the manifest as JSON.
 
@@ -29,7 +30,16 @@ from safetensors import SafetensorError
 
 from oat.errors import CheckpointError, DirectoryError, warn
 from oat.files import Standing, bytes_free, parse_json, sync_to_disk, write_atomically
-from oat.rundir.checkpoint_files import names_in, place_of, pointed, row_of, verify, write_manifest
+from oat.rundir.checkpoint_files import (
+    halves_in,
+    in_the_way,
+    names_in,
+    place_of,
+    pointed,
+    row_of,
+    verify,
+    write_manifest,
+)
 from oat.rundir.retention import Retention
 
 SCHEMA_VERSION = 2
@@ -74,6 +84,7 @@ class Checkpoints:
         self.retention = Retention(keep_last, keep_best, best_metric, max_gb)
         self._standing = standing or Standing()
         self._is_made = directory.exists()
+        self._left: set[str] = set()  # those that are not removed, as was said
         self._writer: tuple[threading.Thread, threading.Event] | None = None  # the event: writing is over
         self._error: CheckpointError | DirectoryError | None = None  # of the writer
 
@@ -395,9 +406,16 @@ class Checkpoints:
                 "kept. Check the disk"
             )
         kept = self.retention.kept(self.directory, newest.name, keep)
-        for name in [*self._names(), *(folder.name for folder in self.directory.glob(".new-step_*"))]:
-            if name not in kept:
+        for name in self._names():
+            if name in kept:
+                continue
+            if (why := in_the_way(self.directory / name)) is None:
                 shutil.rmtree(self.directory / name)
+            elif name not in self._left:
+                self._left.add(name)
+                warn(f"{self.directory / name}: {why}, so it stays; move that away, and a save removes it")
+        for name in halves_in(self.directory):
+            shutil.rmtree(self.directory / name)
 
     def _names(self) -> list[str]:
         return names_in(self.directory)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oat.errors import warn
-from oat.rundir.checkpoint_files import names_in, place_of, row_of
+from oat.rundir.checkpoint_files import bytes_of, names_in, place_of, row_of
 
 _GB = 10**9
 
@@ -53,11 +53,7 @@ class Retention:
         best = self.ranked(directory, behind)[-self.keep_best :] if self.keep_best else []
         needed = {newest, *(name for name in behind if place_of(name)[0] == keep)}
         chosen = {*behind[-self.keep_last :], *best, *needed}
-        sizes = {
-            name: sum(file.stat().st_size for file in (directory / name).iterdir())
-            for name in behind
-            if name in chosen
-        }
+        sizes = {name: bytes_of(directory / name) for name in behind if name in chosen}
         most = math.inf if self.max_gb is None else self.max_gb * _GB
         while sum(sizes.values()) > most and len(sizes) > len(needed):
             del sizes[next(name for name in sizes if name not in needed)]
