@@ -275,6 +275,12 @@ CHANGES: tuple[Change, ...] = (
         "the tokenizer's dropout is switched off; before, a text had other ids at each call",
         lambda config: has_dropout(config.model.path),
     ),
+    Change(
+        "sent_fields",
+        "the oracle remote sends the further fields of a prompt's messages, such as tool_calls; before, the "
+        "server read the messages without them; recorded answers stay, and are used again",
+        lambda config: _asks(config, "remote"),
+    ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 
