@@ -257,16 +257,24 @@ def test_what_is_not_rendered_is_counted(tmp_path):
             "tests": [{"input": 1}],
         },
         {"prompt": [*QUESTION, {**ANSWERED[1], "thinking": "hm"}, *QUESTION], "tools": []},
-        {"prompt": [{**QUESTION[0], "name": "Ann"}], "tools": ["f"]},
+        {
+            "prompt": [{**QUESTION[0], "name": "Ann"}],
+            "tools": ["f"],
+            "chat_template_kwargs": {"enable_thinking": False},
+            "documents": [],
+        },
     ]
     found = PromptSet(Source(records), Layout(), fit)
     assert found[0].messages[1:] == (
         Message("assistant", "", {"tool_calls": [{"name": "f"}]}),
         Message("tool", "1", {"name": "f"}),
     )
-    said = "`name` (2 of 3 records), `thinking` (1 of 3 records), `tools` (1 of 3 records)"
+    said = (
+        "`chat_template_kwargs` (1 of 3 records), `name` (2 of 3 records), `thinking` (1 of 3 records), "
+        "`tools` (1 of 3 records)"
+    )
     assert found.notes[1] == f"records: not rendered: {said}"
-    assert found[2].columns == {"tools": ["f"]}
+    assert found[2].columns["tools"] == ["f"]
 
 
 def test_parts_of_text_are_joined():

@@ -132,6 +132,18 @@ def test_a_template_and_a_parser_that_do_not_fit_are_told(
     assert words or "writes a call of a tool" not in said
 
 
+@pytest.mark.parametrize(("form", "code"), [("hermes", 2), ("kimi", 0)])
+def test_results_by_id_need_calls_with_ids(
+    config: Callable[..., Path], capsys: Any, form: str, code: int
+) -> None:
+    """A template writes the id of a call beside its result, and it would be empty."""
+    by_id = "{% elif m.role == 'tool' %}<u>{{ m.tool_call_id }}: {{ m.content }}<e>{% else %}"
+    path = config(template(form).replace("{% else %}", by_id))
+    Path("total.py").write_text(ENVIRONMENT.replace('role="user"', 'role="tool"'))
+    assert oat("check", path) == code
+    assert ("(`tool_call_id`)" in capsys.readouterr().err) == (code == 2)
+
+
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
 def test_a_run_goes_on_whatever_tools_get_and_do(config: Callable[..., Path]) -> None:
     """Each response calls a tool with text where it takes a list, and one that fails by a fault of its own.

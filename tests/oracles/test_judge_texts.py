@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from openai_server import completion
 from oat.errors import ConfigError
 from oat.oracles.judge import Judge
 from oat.oracles.judge_config import JudgeConfig
-from oat.oracles.judge_prompts import quoted
+from oat.oracles.judge_prompts import comparison, quoted
 from oat.oracles.judge_replies import read_completion
 from oat.oracles.judge_texts import score_reader, verdict_reader
 from oat.oracles.judge_verdicts import read_reply
 from oat.oracles.make import build_oracle
+from oat.testing import make_question
+from oat.types import Message
 
 COMPARED = verdict_reader(("0", "1", "T"))
 SCORED = score_reader(0, 9)
@@ -378,3 +381,13 @@ def test_options_that_cannot_be(
     monkeypatch.delenv("OAI_URL", raising=False)
     with pytest.raises(ConfigError, match=message):
         build_oracle("judge", options)
+
+
+def test_calls_that_a_judge_is_not_shown_are_told() -> None:
+    asked, call = Message("user", "where?"), {"tool_calls": [{"name": "find", "arguments": {}}]}
+    for further in (call, {}):
+        question = make_question([asked, Message("assistant", "", further), asked], "here", "there")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            comparison(question, (0, 1), rubric="", ties=False, has_reference=False)
+        assert len(caught) == bool(further)

@@ -376,12 +376,47 @@ def test_a_pair_is_scored_first_ones_first_and_one_pair_stays_a_list() -> None:
     assert decode_reply(encode_reply(alone, [800.0, -800.0]), "compare", 1) == [1.0]
 
 
+def test_what_a_message_has_beside_its_text_arrives() -> None:
+    """The server reads the messages that the run has, with every field that a template may read. Messages
+    without further fields have the bytes of the predecessor's format."""
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "find", "arguments": {"q": ["cat", None, 1.5]}},
+    }
+    fields: list[tuple[str, dict[str, Any]]] = [
+        ("assistant", {"tool_calls": [call]}),
+        ("tool", {"name": "find", "tool_call_id": "c"}),
+        ("assistant", {"reasoning_content": "hm"}),
+        ("user", {"name": "ann"}),
+    ]
+    for chat in [[each] for each in fields] + [fields]:
+        said = [Message(role, "text", given) for role, given in chat]
+        for kind, texts in (("score", ("a", "b")), ("compare", ("a", "b"))):
+            request = decode_request(encode_request([(said, texts)], kind))  # type: ignore[arg-type]
+            assert [[each.plain for each in messages] for messages, _ in request.items] == [
+                [each.plain for each in said]
+            ] * 2
+    weighed = [Message("user", "p", {"weight": 0})]
+    assert encode_request([(weighed, ("a",))], "score") == encode_request(
+        [([Message("user", "p")], ("a",))], "score"
+    )
+
+
 GIVEN = {"batch_prompt": ["p"], "batch_candidates": [], "batch_response": ["r"]}
+GIVEN_CHAT = {"role": "user", "content": "p"}
+DEEP = msgspec.json.decode("[" * 100 + "]" * 100)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"batch_prompt": [[{"role": "user"}]]}, "is no request"),
+        ({"batch_prompt": [[{"role": "user", "content": None}]]}, "is no request"),
+        ({"batch_prompt": [[{"role": 1, "content": "p"}]]}, "is no request"),
+        ({"batch_prompt": [[{**GIVEN_CHAT, "name": b"x"}]]}, "is no request"),
+        ({"batch_prompt": [[{**GIVEN_CHAT, "tool_calls": [{1: "x"}]}]]}, "is no request"),
+        ({"batch_prompt": [[{**GIVEN_CHAT, "name": DEEP}]]}, "is no request"),
         ({"batch_response": []}, "either batch_candidates or batch_response"),
         ({"batch_candidates": [["a", "b"]]}, "either batch_candidates or batch_response"),
         ({"batch_prompt": ["p", "q"]}, "batch_prompt has 2 entries, and the responses are 1"),

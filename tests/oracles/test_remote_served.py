@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from reward_server import TOKEN, Served, ask, feedback, save_tiny_reward_model, scores, served
 
+from oat.models.scoring import Scorer
 from oat.oracles.remote.client import RemoteOracle
 from oat.oracles.remote.front import Front, MosecClient
 from oat.testing import check_oracle, make_question
@@ -92,6 +93,13 @@ def test_the_oracle_remote_asks_it(server: Served, model: str, monkeypatch: pyte
     ((_, answer),) = oracle.collect([ticket], 60.0)
     assert answer.marks == ("ok", "abstain"), "the model reads 512 tokens"
     assert answer.values[0] == pytest.approx(scores(model, ("who", "me"))[0], abs=1e-4)
+    named = [Message("user", "who", {"name": "a long name"})]
+    (ticket,) = oracle.submit([make_question(named, "me")])
+    ((_, answer),) = oracle.collect([ticket], 60.0)
+    scorer = Scorer(model)
+    (expected,) = scorer.score([scorer.encode(named, "me")])
+    assert answer.values[0] == pytest.approx(expected, abs=1e-6)
+    assert answer.values[0] != pytest.approx(scores(model, ("who", "me"))[0], abs=1e-5)
     status, reply = feedback(server, [[message.plain for message in chat]], [], ["so"])
     assert status == 200
     assert math.isfinite(reply["batch_score"][0])

@@ -20,7 +20,9 @@ from tiny_models import build_config, build_tokenizer, save_reward_model
 from oat.models.scoring import Scorer
 from oat.types import Message
 
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }}<eos>{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }}{{ m.get('name', '') }} {{ m['content'] }}<eos>{% endfor %}"
+)
 START_S = 180.0
 TOKEN = "sesame-4711-sesame"
 

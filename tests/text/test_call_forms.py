@@ -26,6 +26,7 @@ ENDINGS += ('</parameter>\n<parameter name="b">', "</parameter></invoke>", "</ar
 """Texts that end a text of a form without escapes."""
 NAMES = ("get_" * 40, "fs/read", "db:query", "mcp__fs__read-file", "from", "città.é")
 MARKS += ("<think>", "</think>", *ORDINARY)
+IDS = "callid000, callid001, callid002"
 LITERALS = ("null", "3", "True", "[1]", "'")
 QUOTES = {"gemma 4": '<|"|>', "functiongemma": "<escape>"}
 """The quotes of forms that have no escape for them."""
@@ -152,6 +153,24 @@ def test_a_text_stays_this_text(renderers: dict[str, Renderer], form: str) -> No
 
 
 @pytest.mark.parametrize("form", CALLS)
+def test_a_result_says_whose_it_is(renderers: dict[str, Renderer], form: str) -> None:
+    """A template that writes a tool's name or the id of a call beside a result gets those of the calls."""
+    names = ["note"] if form in SINGLE else ["note", "free", "note"]
+    message = called(*[{"text": "x", "number": 3}] * len(names))
+    for call, name in zip(message.fields["tool_calls"], names, strict=True):
+        call["function"]["name"] = name
+    text = renderers[form].text(renderers[form].response(message))
+    answered = Tools([note, free]).answer(text)
+    assert answered is not None
+    ids = {"kimi": "functions.note:0, functions.free:1, functions.note:2", "solar": IDS}.get(form)
+    fields = {"name": "note" if form in SINGLE else "note, free"} | ({"tool_call_id": ids} if ids else {})
+    assert answered.message.fields == fields
+    plain = Tools([note, free], role="user").answer(text)
+    assert plain is not None
+    assert plain.message.fields == {}
+
+
+@pytest.mark.parametrize("form", CALLS)
 def test_names_are_read(renderers: dict[str, Renderer], form: str) -> None:
     """Names that tools may be given, and names of their arguments, whatever characters they have."""
 
@@ -187,6 +206,23 @@ def test_a_mention_of_a_call_hides_no_call(renderers: dict[str, Renderer], form:
         "<tool_calls>",
     ):
         assert template_calls(f"I use {mention} now.\n{text}") == calls, mention
+
+
+@pytest.mark.parametrize("form", [form for form in CALLS if form != "llama 3.1"])
+def test_a_call_that_another_opening_closes_is_read_or_told(
+    renderers: dict[str, Renderer], form: str
+) -> None:
+    """Models forget closing marks. Of a call without some of its end, before another call, there is the call
+    or an error; and so of the other call. Llama's form is a response of nothing but the call."""
+    first, other = (
+        renderers[form].text(renderers[form].response(called({"text": text, "number": 4711})))
+        for text in ("oatcat", "oatdog")
+    )
+    end = first.index("4711") + 4
+    for cut in {*range(end, len(first), 3), len(first) - 1}:
+        calls = template_calls(f"{first[:cut]}\n{other}")
+        for text in ("oatcat", "oatdog"):
+            assert any(call.fault or text in str(call.arguments) for call in calls), (first[cut:], calls)
 
 
 THOUGHTS = [
@@ -353,6 +389,7 @@ def test_calls_that_are_no_list_are_refused(renderers: dict[str, Renderer]) -> N
         ("<function_calls>f(a=True)</function_calls>", {"a": True}),
         ('<|tool_call>call:f{a:<|"|>x, y: {z}<|"|>,b:[1,{c:null}]}<tool_call|>',
          {"a": "x, y: {z}", "b": [1, {"c": None}]}),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n<tool_call>', {"a": 1}),
         # what must not be taken for a call
         ('The answer is {"name": "f", "arguments": {}}', None),
         ('{"name": "f", "arguments": {}} is the call', None),

@@ -275,6 +275,19 @@ CHANGES: tuple[Change, ...] = (
         "the tokenizer's dropout is switched off; before, a text had other ids at each call",
         lambda config: has_dropout(config.model.path),
     ),
+    Change(
+        "whole_calls",
+        "a call of a tool without its closing mark, before another one, is read or told as an error; before, "
+        "it was left out; and a tool's result says whose it is, where the chat template writes a name or an "
+        "id beside it",
+        lambda config: config.sampling.environment is not None,
+    ),
+    Change(
+        "sent_fields",
+        "the oracle remote sends the further fields of a prompt's messages, such as tool_calls; before, the "
+        "server read the messages without them; recorded answers stay, and are used again",
+        lambda config: _asks(config, "remote"),
+    ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 

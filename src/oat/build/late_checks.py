@@ -114,9 +114,20 @@ def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) ->
                 "(`role` of Tools)",
                 is_begun=is_begun,
             )
-    text = written_call(renderer)
+    text, by_id = written_call(renderer), False
+    with suppress(TemplateError):
+        result = Message("tool", "oatresult", {"tool_call_id": "oatid"})
+        by_id = "oatid" in renderer.written([], [*answered, result])
     for tools in environment.tools if text else ():
         if _reads(tools.parse, text):
+            if tools.role == "tool" and by_id and not all(call.id for call in tools.parse(text)):
+                _refuse(
+                    resolved,
+                    f"{environment.name} has tools, the chat template writes the id of a call beside its "
+                    "result (`tool_call_id`), and oat reads no id in its calls; choose another template, or "
+                    "give Tools a `role` that needs none",
+                    is_begun=is_begun,
+                )
             continue
         writes = f"the chat template writes a call of a tool as {shown(text, 300)}"
         if tools.parse is not template_calls:

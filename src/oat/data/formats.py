@@ -30,7 +30,9 @@ Departures from TRL:
    not learned. An assistant's message before the first message of a user or a tool is part of the prompt.
 2. In the format language modelling, the assistant's last message is dropped if the run reads no recorded
    responses: the policy answers instead. The prompt then has all earlier messages.
-3. The column `tools` is accepted and not rendered. The template also gets further fields of a message.
+3. The columns of `_UNRENDERED`, such as `tools`, are accepted and not rendered. The template also gets
+   further fields of a message. The text in a column `system`, as in ShareGPT's format, is the system message
+   of a prompt of messages that has none.
 4. A column that the run does not read may be missing, and may hold anything that can be stored.
 5. A response may be an empty text or one empty message, because a policy may end immediately. An empty
    message among several is refused.
@@ -59,11 +61,14 @@ from oat.data.messages import (
     messages_of,
     response_of,
     role_of,
+    with_system,
 )
 from oat.errors import DataError, did_you_mean
 from oat.types import Message, Prompt
 
 _CONVERSATIONS = ("messages", "conversations")
+_UNRENDERED = ("tools", "functions", "documents", "chat_template_kwargs", "system", "system_prompt")
+"""Columns that a template may be given in other libraries."""
 _MAX_DEPTH = 64
 _TRUTHS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 
@@ -164,7 +169,7 @@ class Layout:
         return Prompt(
             row,
             occurrence,
-            messages,
+            with_system(messages, columns.get("system")) if self._has_messages(record, form) else messages,
             reference,
             columns,
             any(is_conversation(record.get(name)) for name in form.columns),
@@ -263,6 +268,11 @@ class Layout:
             for value in pair
         )
 
+    def _has_messages(self, record: Mapping[str, Any], form: Format) -> bool:
+        """Return True if the prompt of a record is made of messages, and not of a text."""
+        is_common = form.prompt is None or self._is_whole(record, form)
+        return isinstance(record.get(self._pair[0] if is_common else form.prompt or ""), list)
+
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """Return the prompt of a preference, which is the common beginning of both responses, and the columns
         with this beginning cut off from the responses. The common beginning of two texts ends at
@@ -326,12 +336,13 @@ class Reads(Protocol):
         """See `ChatTemplate.reads`."""
 
 
-def unrendered(record: Mapping[str, Any], reads: Reads) -> set[str]:
-    """Return the names of a record's parts that are not rendered: the column `tools`, and the fields of
+def unrendered(record: Mapping[str, Any], prompt: Prompt, reads: Reads) -> set[str]:
+    """Return the names of a record's parts that are not rendered: columns such as `tools`, and the fields of
     messages that the template does not read. The field `weight` counts as read, because it sets the loss
-    mask.
+    mask; a column counts as read if its text is a message of the prompt.
 
     Args:
+        prompt: the record's prompt.
         reads: returns True if the template reads the field with the given name, in a message with calls of
             tools or without.
     """
@@ -345,7 +356,13 @@ def unrendered(record: Mapping[str, Any], reads: Reads) -> set[str]:
         if part is not None and name not in OWN_FIELDS and name != "weight"
     }
     names = {name for name, has_calls in fields if not reads(name, beside_calls=has_calls)}
-    return names | ({"tools"} if record.get("tools") else set())
+    said = [None, *(message.content.strip() for message in prompt.messages)]
+    given = {name: record.get(name) for name in _UNRENDERED}
+    return names | {
+        name
+        for name, value in given.items()
+        if value and (value.strip() or None if isinstance(value, str) else value) not in said
+    }
 
 
 def scores_of(

@@ -199,7 +199,7 @@ class Pass:
         )
         index.read += 1
         index.unrendered.update(
-            unrendered(record, _reads_none if self.fit is None else self.fit.renderer.reads)
+            unrendered(record, prompt, _reads_none if self.fit is None else self.fit.renderer.reads)
         )
         if self.fit is not None and not self.fit.keeps(size):
             return

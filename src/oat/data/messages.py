@@ -74,6 +74,23 @@ def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
     return messages
 
 
+def with_system(messages: tuple[Message, ...], text: Any) -> tuple[Message, ...]:
+    """Return the messages of a prompt behind a system message, if they have none.
+
+    Args:
+        text: the text of the system message; anything but a text with a visible character is none.
+    """
+    has_one = any(message.role in ("system", "developer") for message in messages)
+    return (
+        messages
+        if has_one or not (isinstance(text, str) and text.strip())
+        else (
+            Message("system", text),
+            *messages,
+        )
+    )
+
+
 def first_learned(messages: tuple[Message, ...]) -> int:
     """Return the index of the first message that is learned: an assistant's message of weight 1 (the default)
     directly after a user's or a tool's message. If no message is learned, return the index of the last

@@ -57,7 +57,8 @@ class ToolAnswer:
     """The answer to the calls of a response.
 
     Attributes:
-        message: the results in the order of the calls, one in a line.
+        message: the results in the order of the calls, one in a line. If its role is `tool`, its fields are
+            `name`, the names of the tools, and `tool_call_id`, by which the calls named themselves.
         calls: the calls.
         failed: number of calls that gave an error instead of a result.
         broken: number of these whose tool failed by a fault of its own.
@@ -256,7 +257,14 @@ class Tools:
         content = "\n".join(self._text(text) for text, _ in told)
         kinds = [kind for _, kind in told]
         failed = len(kinds) - kinds.count("result")
-        return ToolAnswer(Message(self.role, content), calls, failed, kinds.count("broken"))
+        message = Message(self.role, content, self._fields(calls) if self.role == "tool" else {})
+        return ToolAnswer(message, calls, failed, kinds.count("broken"))
+
+    def _fields(self, calls: tuple[ToolCall, ...]) -> dict[str, str]:
+        """Return what a template may write beside the results: whose they are. Different names are joined."""
+        said = {"name": [call.name for call in calls], "tool_call_id": [call.id for call in calls]}
+        joined = {field: ", ".join(dict.fromkeys(filter(None, names))) for field, names in said.items()}
+        return {field: self._text(names) for field, names in joined.items() if names}
 
     def _told(self, call: ToolCall) -> _Told:
         """Make a call, and return what is told of it."""

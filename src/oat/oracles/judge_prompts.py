@@ -17,6 +17,7 @@ import json
 import re
 from typing import Any
 
+from oat.errors import warn
 from oat.types import Question
 
 TIE = "T"
@@ -120,6 +121,11 @@ def quoted(value: Any) -> str:
 
 def _material(question: Question, responses: dict[str, Any], has_reference: bool) -> str:
     conversation = [{"role": message.role, "content": message.content} for message in question.messages]
+    if any(message.fields.get("tool_calls") for message in question.messages):
+        warn(
+            "prompts have calls of tools, and a judge is shown only the roles and texts of messages, so it "
+            "judges without these calls (docs/oracles/judge.md)"
+        )
     reference = {"reference": question.reference} if has_reference else {}
     return quoted({"conversation": conversation, **reference, **responses})
 

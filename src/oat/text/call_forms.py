@@ -12,7 +12,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -55,11 +55,13 @@ class ToolCall:
         name: name of the tool; "" if the call could not be read.
         arguments: the arguments by name, or the only argument.
         fault: what is wrong with the call's form; "" if nothing is.
+        id: the text by which the opening of the call names it, as Kimi's does; "" if it names none.
     """
 
     name: str
     arguments: Mapping[str, Any] | str = ""
     fault: str = ""
+    id: str = field(default="", compare=False)
 
 
 Found = tuple[Sequence[ToolCall], int]
@@ -113,6 +115,27 @@ def read_json(text: str, match: "re.Match[str]", *, close: str = "", is_keyed: b
     return None if end < 0 else (wrong, end + len(close))
 
 
+def read_closed_by_next(text: str, match: "re.Match[str]", *, read: Read, close: str) -> Found | None:
+    """Read calls whose closing mark may be missing, if the same opening follows instead. Models forget the
+    mark so.
+
+    Args:
+        read: the function that reads calls with their closing mark.
+        close: this mark, as a template of `re.Match.expand`.
+    """
+    found = read(text, match)
+    if found is not None and not any(call.fault for call in found[0]):
+        return found
+    following = match.re.search(text, match.end())
+    if following is None:
+        return found
+    part = text[match.start() : following.start()] + match.expand(close)
+    again = match.re.match(part)
+    closed = read(part, again) if again is not None else None
+    is_whole = closed is not None and closed[1] == len(part) and not any(call.fault for call in closed[0])
+    return (closed[0], following.start()) if closed is not None and is_whole else found
+
+
 def read_bare(text: str, match: "re.Match[str]") -> Found | None:
     """Read a response that is one call in JSON and nothing else."""
     decoded = _decoded(text, 0)
@@ -129,10 +152,10 @@ def read_bare(text: str, match: "re.Match[str]") -> Found | None:
 
 def read_named(text: str, match: "re.Match[str]") -> Found | None:
     """Read the arguments, in JSON, of a call whose name is in its opening."""
-    decoded = _decoded(text, match.end())
+    decoded, id = _decoded(text, match.end()), match.groupdict().get("id") or ""
     if decoded is None:
-        return [ToolCall(match["name"], fault=f"the arguments are no JSON; {_WRONG}")], match.end()
-    return [_with_arguments(match["name"], decoded[0])], decoded[1]
+        return [ToolCall(match["name"], fault=f"the arguments are no JSON; {_WRONG}", id=id)], match.end()
+    return [replace(_with_arguments(match["name"], decoded[0]), id=id)], decoded[1]
 
 
 def read_function(text: str, match: "re.Match[str]") -> Found | None:

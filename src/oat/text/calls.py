@@ -9,7 +9,7 @@ the string.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -19,6 +19,7 @@ from oat.text.call_forms import (
     ToolCall,
     read_bare,
     read_braces,
+    read_closed_by_next,
     read_function,
     read_invoke,
     read_json,
@@ -29,10 +30,8 @@ from oat.text.call_forms import (
 
 _NAME = r"""(?P<name>[^\s<>()\[\]{}"'`=,;|]++)"""
 _KIMI_NAME = _NAME.replace("]++", "]+?")  # the name may have a colon, and `:0` is no part of it
+_SOLAR_ID = r"(?:<\|tool_call:begin\|>(?P<id>[^\s<>|]{1,64}))?"
 _KIMI = re.escape("<|tool_call_argument_begin|>")
-_HERMES = partial(read_json, close="</tool_call>")
-_GEMMA = partial(read_braces, quote='<|"|>', close="<tool_call|>")
-_FUNCTION_GEMMA = partial(read_braces, quote="<escape>", close="<end_function_call>")
 
 _THOUGHTS = {
     **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning", "seed:think")},
@@ -50,6 +49,8 @@ _BEGINS = re.compile("|".join(map(re.escape, _THOUGHTS)))
 _LEADING = re.compile(rf"\s*+(?P<mark>{_BEGINS.pattern})")
 _ENDS = re.compile("|".join(map(re.escape, [*_THOUGHTS.values()][:-2])))
 """A mark that ends thoughts and nothing else."""
+_BEGUN = re.compile(r"\s*(?:[{\[\"]|<\S{0,16}(?:parameter|arg_key)\b|[\w.\-]{1,64}\()")
+"""What stands behind the opening of a call, and not behind a mention of it."""
 _CLOSING = re.compile(r"\s*(?:</\w+>)?")
 """What may stand between the end of a call and the end of a longer text that could not be read as one."""
 _MOST = 1000
@@ -59,18 +60,29 @@ _Form = tuple["re.Pattern[str]", Read]
 """The pattern that opens a call, and the function that reads the call behind it."""
 
 
-def _form(opening: str, read: Read) -> _Form:
-    return re.compile(opening), read
+def _form(opening: str, read: Read, close: str = "") -> _Form:
+    """Return a form.
+
+    Args:
+        close: the closing mark that `read` needs; it may name groups of the opening, such as `\\g<prefix>`.
+            "": none.
+    """
+    return re.compile(opening), partial(read_closed_by_next, read=read, close=close) if close else read
+
+
+def _closed(opening: str, read: Callable[..., Found | None], close: str) -> _Form:
+    """Return the form of a function that takes its closing mark."""
+    return _form(opening, partial(read, close=close), close)
 
 
 _FORMS = (
     # GLM 4.5, then Hermes, Qwen 2.5 and 3, SmolLM 3, Granite 4
-    _form(rf"<tool_call>\s*{_NAME}\s*(?=<arg_key>|</tool_call>)", read_keys),
-    _form(r"<tool_call>(?!\s*<function=)", _HERMES),
+    _form(rf"<tool_call>\s*{_NAME}\s*(?=<arg_key>|</tool_call>)", read_keys, "</tool_call>"),
+    _closed(r"<tool_call>(?!\s*<function=)", read_json, "</tool_call>"),
     # Qwen3-Coder, Qwen 3.5, Nemotron 3, Seed-OSS; with JSON: Functionary 3.1
-    _form(rf"(?P<seed><seed:tool_call>\s*+)?<function={_NAME}>", read_function),
+    _form(rf"(?P<seed><seed:tool_call>\s*+)?<function={_NAME}>", read_function, "</function>"),
     # MiniMax 2; with a prefix: DeepSeek 3.2
-    _form(rf'<(?P<prefix>[\w｜:]{{0,16}})invoke name="{_NAME}">', read_invoke),
+    _form(rf'<(?P<prefix>[\w｜:]{{0,16}})invoke name="{_NAME}">', read_invoke, r"</\g<prefix>invoke>"),
     # DeepSeek 3 and R1, then 3.1
     _form(rf"<｜tool▁call▁begin｜>\w+<｜tool▁sep｜>{_NAME}\s*```json\b", read_named),
     _form(rf'<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>(?=\s*[{{"])', read_named),
@@ -80,27 +92,31 @@ _FORMS = (
     _form(r"\[TOOL_CALLS\](?=\s*[\[{])", read_json),
     _form(rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\s*\{{))", read_named),
     # Kimi K2, then Solar
-    _form(rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_KIMI_NAME}(?::\d+)?\s*{_KIMI}", read_named),
-    _form(rf"<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>", read_named),
+    _form(rf"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?{_KIMI_NAME}(?::\d+)?)\s*{_KIMI}", read_named),
+    _form(rf"{_SOLAR_ID}<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>", read_named),
     # Phi 4 mini and Granite 3, then earlier ones
     _form(r"<\|tool_call\|>", read_json),
     _form(r"<function_call>", read_json),
     _form(r"functools(?=\[)", read_json),
     # Command R 7B and A, then Command R and R+
     _form(r"<\|START_ACTION\|>", read_json),
-    _form(r"Action:\s*```json\b", partial(read_json, close="```")),
+    _closed(r"Action:\s*```json\b", read_json, "```"),
     # MiniMax 1, Apriel, Hunyuan, then Nemotron Nano 2, Apertus, GigaChat and InternLM 2
-    _form(r"<tool_calls>", partial(read_json, close="</tool_calls>")),
-    _form(r"<TOOLCALL>", partial(read_json, close="</TOOLCALL>")),
-    _form(r"<\|tools_prefix\|>", partial(read_json, close="<|tools_suffix|>", is_keyed=True)),
+    _closed(r"<tool_calls>", read_json, "</tool_calls>"),
+    _closed(r"<TOOLCALL>", read_json, "</TOOLCALL>"),
+    _closed(r"<\|tools_prefix\|>", partial(read_json, is_keyed=True), "<|tools_suffix|>"),
     _form(r"<\|function_call\|>|function call<\|role_sep\|>", read_json),
     _form(r"<\|action_start\|>(?:<\|plugin\|>)?", read_json),
     # Gemma 4, then FunctionGemma
-    _form(rf"<\|tool_call>call:{_NAME}(?={{)", _GEMMA),
-    _form(rf"<start_function_call>call:{_NAME}(?={{)", _FUNCTION_GEMMA),
+    _closed(rf"<\|tool_call>call:{_NAME}(?={{)", partial(read_braces, quote='<|"|>'), "<tool_call|>"),
+    _closed(
+        rf"<start_function_call>call:{_NAME}(?={{)",
+        partial(read_braces, quote="<escape>"),
+        "<end_function_call>",
+    ),
     # LFM 2, then Olmo 3
-    _form(r"<\|tool_call_start\|>", partial(read_python, close="<|tool_call_end|>")),
-    _form(r"<function_calls>(?!\s*<)", partial(read_python, close="</function_calls>")),
+    _closed(r"<\|tool_call_start\|>", read_python, "<|tool_call_end|>"),
+    _closed(r"<function_calls>(?!\s*<)", read_python, "</function_calls>"),
     # Llama 3.1 and later, with a builtin environment and without
     _form(r"<\|python_tag\|>(?=\s*\{)", read_json),
     _form(r"\A\s*(?=\{)", read_bare),
@@ -119,19 +135,20 @@ def _bracket(text: str, match: "re.Match[str]") -> Found:
 
 
 _THOUGHT_FORMS = [_form(re.escape(mark), _read_thoughts) for mark in _THOUGHTS]
-_HERMES_FORM = (_form("<tool_call>", _HERMES),)
+_HERMES_FORM = (_closed("<tool_call>", read_json, "</tool_call>"),)
 _BRACKET_FORM = (_form(r"\[(?P<name>\w++)\((?P<text>[^\[\]]*)\)\]", _bracket),)
 
 
 def template_calls(response: str) -> list[ToolCall]:
     """Return the calls in a response, in any form in which a published chat template writes them. A call that
-    is not closed is none, and neither is one within thoughts."""
+    is not closed is none, unless another opening follows it; and neither is one within thoughts."""
     return _calls(response, _FORMS)
 
 
 def json_calls(response: str) -> list[ToolCall]:
     """Return the calls between `<tool_call>` and `</tool_call>`, each a JSON object with `name` and
-    `arguments`. A call that is not closed is none, and neither is one within thoughts."""
+    `arguments`. A call that is not closed is none, unless another opening follows it; and neither is one
+    within thoughts."""
     return _calls(response, _HERMES_FORM)
 
 
@@ -192,6 +209,7 @@ def _spans(text: str, forms: Sequence[_Form]) -> Iterator[tuple[Sequence[ToolCal
     at = 0
     opened = [(opening.search(text), opening, read) for opening, read in [*forms, *_THOUGHT_FORMS]]
     unread: tuple[Sequence[ToolCall], range] | None = None
+    is_begun = False
     for _ in range(_MOST):
         opened = [
             (opening.search(text, at) if match is not None and match.start() < at else match, opening, read)
@@ -218,8 +236,11 @@ def _spans(text: str, forms: Sequence[_Form]) -> Iterator[tuple[Sequence[ToolCal
             at = end
         elif unread is None:
             unread, at = (calls, range(match.start(), end)), match.end()
+            is_begun = _BEGUN.match(text, at) is not None
         elif is_read and (end > unread[1].stop or _CLOSING.fullmatch(text, end, unread[1].stop)):
-            # what could not be read only mentions the opening of a call
+            if is_begun:
+                yield unread[0], range(unread[1].start, match.start())
+            # otherwise, what could not be read only mentions the opening of a call
             yield calls, range(match.start(), end)
             at, unread = max(end, unread[1].stop), None
         else:

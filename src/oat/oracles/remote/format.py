@@ -1,7 +1,8 @@
 """The format of reward servers. A request is one MessagePack map, and so is a reply.
 
     POST /get_feedback
-    request  batch_prompt           b prompts: strings, or conversations as lists of {role, content}
+    request  batch_prompt           b prompts: strings, or conversations as lists of {role, content}, with the
+                                    further fields of a message, such as tool_calls
              batch_candidates       b pairs of responses, for preferences; or empty
              batch_response         b responses, for scores; or empty
     reply    batch_first_win_prob   b probabilities that the first of a pair wins; or empty
@@ -12,8 +13,8 @@
 The other fields are those of the predecessor's server. So our client can ask its server, and its client can
 ask ours. Departures:
 1. A request with both kinds of responses, with neither kind, or with lists of unequal lengths is refused.
-2. A prompt may be a conversation. A single message of a user is sent as a string, because every server
-   understands strings.
+2. A prompt may be a conversation. A single message of a user without further fields is sent as a string,
+   because every server understands strings. The field `weight` is not sent: it says what is learned.
 3. If a response is too long for the model, its score is nil. If a response of a pair is too long, the pair's
    probability is nil.
 4. If a reply has too many or too few values, or a value that is not finite or not a probability, or a step
@@ -34,6 +35,7 @@ from oat.types import Kind, Message, Steps
 ROUTE = "/get_feedback"
 CONTENT_TYPE = "application/msgpack"
 
+_MAX_DEPTH = 64
 ANSWERED = b"+"
 REFUSED = b"-"
 FAILED = b"!"
@@ -41,15 +43,10 @@ FAILED = b"!"
 to the client, after `REFUSED` the reason why the request cannot be scored, after `FAILED` an error."""
 
 
-class ChatMessage(msgspec.Struct):
-    """One message of a conversation."""
-
-    role: str
-    content: str
-
-
 class FeedbackRequest(msgspec.Struct):
-    batch_prompt: list[str | list[ChatMessage]]
+    """A request. The messages of a conversation are the `plain` forms of `Message`."""
+
+    batch_prompt: list[str | list[dict[str, Any]]]
     batch_candidates: list[tuple[str, str]]
     batch_response: list[str]
 
@@ -118,11 +115,12 @@ def decode_request(body: bytes) -> FeedbackRequest:
 
     Raises:
         WireError: the body is no request; it has both single responses and pairs, or neither; the number of
-            prompts differs from the number of responses or pairs; or a conversation has no messages.
+            prompts differs from the number of responses or pairs; a conversation has no messages; or one of
+            its messages has no role and content as text, or a field that JSON could not hold.
     """
     try:
         request = msgspec.msgpack.decode(body, type=FeedbackRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise WireError(
             f"the body is no request ({error}); send a MessagePack map of batch_prompt, batch_candidates "
             "and batch_response"
@@ -139,6 +137,12 @@ def decode_request(body: bytes) -> FeedbackRequest:
         )
     if [] in request.batch_prompt:
         raise WireError("a conversation without messages; give at least one")
+    for prompt in request.batch_prompt:
+        for said in () if isinstance(prompt, str) else prompt:
+            if not isinstance(said.get("role"), str) or not isinstance(said.get("content"), str):
+                raise WireError("the body is no request: a message has no text as `role` or as `content`")
+            if not _is_json(said):
+                raise WireError("the body is no request: a message has a field that JSON could not hold")
     return request
 
 
@@ -223,18 +227,32 @@ def _values(reply: _Reply, kind: Kind, count: int) -> list[float | None]:
     return values
 
 
-def _prompt(messages: Sequence[Message]) -> str | list[ChatMessage]:
-    if len(messages) == 1 and messages[0].role == "user":
-        return messages[0].content
-    return [ChatMessage(message.role, message.content) for message in messages]
+def _prompt(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
+    sent = [
+        {name: value for name, value in message.plain.items() if name != "weight"} for message in messages
+    ]
+    is_text = len(sent) == 1 and messages[0].role == "user" and sent[0].keys() == {"role", "content"}
+    return messages[0].content if is_text else sent
 
 
-def _messages(prompt: Any) -> tuple[Message, ...]:
-    return (
-        (Message("user", prompt),)
-        if isinstance(prompt, str)
-        else tuple(Message(said.role, said.content) for said in prompt)
+def _messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
+    """Return the messages of a prompt. As in data, a field that is null counts as missing."""
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    return tuple(
+        Message.of({name: value for name, value in said.items() if value is not None}) for said in prompt
     )
+
+
+def _is_json(value: Any, depth: int = 0) -> bool:
+    """Return True if a value of MessagePack is one of JSON, and not too deep to be rendered."""
+    if depth > _MAX_DEPTH:
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(part, depth + 1) for name, part in value.items())
+    if isinstance(value, list):
+        return all(_is_json(part, depth + 1) for part in value)
+    return value is None or isinstance(value, str | int | float)
 
 
 def _probability(first: float | None, second: float | None) -> float | None:
