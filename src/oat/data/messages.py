@@ -81,14 +81,9 @@ def with_system(messages: tuple[Message, ...], text: Any) -> tuple[Message, ...]
         text: the text of the system message; anything but a text with a visible character is none.
     """
     has_one = any(message.role in ("system", "developer") for message in messages)
-    return (
-        messages
-        if has_one or not (isinstance(text, str) and text.strip())
-        else (
-            Message("system", text),
-            *messages,
-        )
-    )
+    if has_one or not isinstance(text, str) or not text.strip():
+        return messages
+    return (Message("system", text), *messages)
 
 
 def first_learned(messages: tuple[Message, ...]) -> int:
