@@ -38,7 +38,7 @@ LATE = ("--oracle.name", "late", *AHEAD)
 """Questions are asked ahead, and a random generator chooses when each answer arrives."""
 
 MOMENTS = {
-    "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_atomically", 1),
+    "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_stored", 1),
     "inside a round's transaction": Moment("dpo", "oat.ledger.store:Store.add_round", 4, after=True),
     "trajectories on disk, their round not": Moment(
         "grpo", "oat.ledger.trajectory_files:TrajectoryFiles.write", 4, after=True

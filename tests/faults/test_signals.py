@@ -75,7 +75,7 @@ STARTS = {
     "while weights are loaded": ("oat.models.loading:module_from_files", signal.SIGTERM, 75),
     "while the ledger is opened": ("oat.ledger.store:Store.__init__", signal.SIGTERM, 75),
     "while it is measured": ("oat.build.learner_side:choose_threads", signal.SIGTERM, 75),
-    "before the configuration is kept": ("oat.build.open_run:to_yaml", signal.SIGINT, 130),
+    "before the configuration is kept": ("oat.build.open_run:write_stored", signal.SIGINT, 130),
     "before its state is taken up": ("oat.loop:restore", signal.SIGTERM, 75),
 }
 
