@@ -1,17 +1,22 @@
 """A run that an earlier version of `oat` began says once what is computed otherwise now, and keeps what that
 version did where a setting says it."""
 
+import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from fixtures import World, oat
+from tokenizers_of_all_kinds import save_kind
 
 from oat.build import changes
 from oat.config import stored
+from oat.config.load import load_config
 from oat.rundir.mark import MARK
 
 
@@ -129,3 +134,83 @@ def test_a_run_from_before_a_setting_goes_on(
         tree = yaml.safe_load(file.read_text())
         read = {name: tree[name[0]][name[1]] for name in stored.EARLIER}
         assert read == {**stored.EARLIER, ("oracle", "whole_groups"): False if oracle == "own" else None}
+
+
+def written(folder: Path, name: str, content: object) -> None:
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def with_ends(folder: Path) -> None:
+    tokenizer = save_kind("byte-level", folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["</answer>"]})
+    tokenizer.save_pretrained(folder)
+    written(
+        folder, "generation_config.json", {"eos_token_id": [2, tokenizer.convert_tokens_to_ids("</answer>")]}
+    )
+
+
+def with_tags(folder: Path) -> None:
+    tokenizer = save_kind("byte-level", folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]"]})
+    tokenizer.save_pretrained(folder)
+
+
+def with_dropout(folder: Path) -> None:
+    save_kind("byte-level", folder)
+    found = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    found["model"]["dropout"] = 0.1
+    written(folder, "tokenizer.json", found)
+
+
+def with_adapter(folder: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors", "model.safetensors"):
+        written(folder, name, {})
+
+
+TEMPLATE, RECORDED = {"render.template": "tokenizer"}, {"prompts.responses": ["answer"]}
+ENVIRONMENT = {"sampling.environment": "sums.py:make"}
+CONCERNED: dict[str, list[dict[str, Any] | Callable[[Path], object]]] = {
+    "judge_readings_agree": [{"oracle.name": "judge"}],
+    "gradient_norm_in_float64": [{}],
+    "unbiased_kl_slope": [{"algorithm.kl_unbiased": True}],
+    "left_over_adapters": [with_adapter],
+    "whole_groups": [{"oracle.whole_groups": False}],
+    "tools": [ENVIRONMENT],
+    "recorded_calls": [TEMPLATE],
+    "calls_are_read_back": [TEMPLATE],
+    "strict_calls": [ENVIRONMENT],
+    "texts_in_pieces": [partial(save_kind, "Llama 2")],
+    "ends_of_plain_texts": [RECORDED, partial(save_kind, "byte-level", ends="<|user|>")],
+    "one_beginning": [partial(save_kind, "byte-level")],
+    "own_tokens": [with_tags],
+    "kept_blanks": [partial(save_kind, "byte-level", takes="lstrip")],
+    "sampled_ends": [ENVIRONMENT | TEMPLATE],
+    "numbers_as_numbers": [{"oracle.name": "exact_match"}, {"evaluation.oracle": {"name": "math"}}],
+    "opened_responses": [{"oracle.name": "format"}, {"oracle.name": "regex"}],
+    "opened_records": [RECORDED | TEMPLATE],
+    "stops_that_close": [{"sampling.stop": ["</answer>"]}],
+    "answers_behind_thoughts": [{"oracle": {"name": "mixture", "sources": [{"name": "exact_match"}]}}],
+    "whole_responses": [{"oracle.name": "reward_model"}],
+    "ends_that_close": [with_ends],
+    "no_dropout_of_merges": [with_dropout],
+    "whole_calls": [ENVIRONMENT],
+    "sent_fields": [{"oracle.name": "remote"}],
+    "opened_answers": [{"oracle.name": "countdown"}],
+    "far_ratios": [{"algorithm.name": "cpgd"}],
+}
+"""For each change, settings or models of runs that it concerns."""
+
+
+@pytest.mark.parametrize("change", changes.CHANGES, ids=lambda change: change.name)
+def test_a_change_is_told_to_whom_it_concerns(world: World, tmp_path: Path, change: changes.Change) -> None:
+    """It is not told to a run that has none of this."""
+    usual = load_config(world.config("grpo", tmp_path))[0]
+    assert change.concerns(usual) == ({} in CONCERNED[change.name])
+    for place, given in enumerate(CONCERNED[change.name]):
+        settings = given
+        if callable(given):
+            folder = tmp_path / str(place)
+            folder.mkdir()
+            given(folder)
+            settings = {"model.path": str(folder)} | (TEMPLATE if given is with_tags else {})
+        assert change.concerns(load_config(world.config("grpo", tmp_path, settings))[0])

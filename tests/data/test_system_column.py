@@ -1,9 +1,16 @@
 """The column `system` of records: the system message of a prompt of messages without one."""
 
+import json
+
 import pytest
+from tiny_models import build_tokenizer
 
 from oat.data.formats import Layout
 from oat.data.prompt_set import PromptSet, Source
+from oat.data.prompts import Prompts
+from oat.errors import DataError
+from oat.seeds import Seeds
+from oat.text.renderer import Renderer
 from oat.types import Message
 
 QUESTION = [{"role": "user", "content": "1+1"}]
@@ -57,3 +64,16 @@ def test_a_column_system_beside_a_common_prompt():
         (found,) = PromptSet(Source([{**record, "system": "Be brief."}]), layout)
         assert [message.role for message in found.messages] == ["system", "user"]
         assert found.columns["chosen"] == ANSWERED[1:]
+
+
+def test_data_that_an_earlier_version_read_otherwise_are_refused_with_the_reason(tmp_path):
+    records = [{"prompt": QUESTION, "system": "Be brief."}, {"prompt": "Why?"}]
+    template = tmp_path / "turns.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}")
+    renderer = Renderer(build_tokenizer(), template=str(template))
+    for record in records:
+        path = tmp_path / f"{len(record)}.jsonl"
+        path.write_text(json.dumps(record))
+        with pytest.raises(DataError, match="got others") as refused:
+            Prompts(path, renderer, Seeds(0)).refuse_others(["another"])
+        assert ("did not read the column `system`" in str(refused.value)) == ("system" in record)

@@ -313,7 +313,7 @@ def test_an_answer_however_it_is_written(oracle: MathRule) -> None:
         (way, right) for ways, _ in math_answers.ALL for right in ways[:1] for way in {*ways, *spelled(right)}
     ]
     assert len(pairs) > 800
-    assert unequal(oracle, pairs) == []
+    assert unequal_at_leisure(oracle, pairs) == []
 
 
 def test_matrices_of_numbers_need_no_parser() -> None:
@@ -333,9 +333,20 @@ def test_no_wrong_answer_is_taken_for_a_right_one(oracle: MathRule) -> None:
 @pytest.mark.slow
 def test_every_way_against_every_other(oracle: MathRule) -> None:
     for ways, others in math_answers.ALL:
-        assert unequal(oracle, [(one, other) for one in ways for other in ways]) == []
+        assert unequal_at_leisure(oracle, [(one, other) for one in ways for other in ways]) == []
         wrong = [pair for one in ways for other in others for pair in ((one, other), (other, one))]
         assert unequal(oracle, wrong) == wrong
+
+
+def unequal_at_leisure(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the pairs that are not equal. A busy machine may need longer for a pair than `oracle` allows."""
+    found = unequal(oracle, pairs)
+    if found:
+        patient = MathRule(timeout_s=300.0)
+        found = unequal(patient, found)
+        assert patient._workers is not None
+        patient._workers.close()
+    return found
 
 
 def unequal(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:

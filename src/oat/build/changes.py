@@ -288,6 +288,18 @@ CHANGES: tuple[Change, ...] = (
         "server read the messages without them; recorded answers stay, and are used again",
         lambda config: _asks(config, "remote"),
     ),
+    Change(
+        "opened_answers",
+        "the oracle countdown reads an answer whose <answer> the end of its prompt has written; recorded "
+        "answers stay, and equal questions are asked anew",
+        lambda config: _asks(config, "countdown"),
+    ),
+    Change(
+        "far_ratios",
+        "in the loss of cpgd, a token whose ratio of probabilities is beyond e^20 has a gradient; before, it "
+        "had none",
+        lambda config: config.algorithm.name == "cpgd",
+    ),
 )
 """All changes, oldest first. A change is removed when no run from before it can be continued any more."""
 

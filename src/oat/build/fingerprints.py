@@ -311,7 +311,8 @@ def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
             warn(
                 f"the held-out {what} are not those that this run has been evaluated on, so evaluations "
                 "before and after are not to be held against each other; put the data back as they were, if "
-                "that is not meant"
+                "that is not meant (an earlier version of oat read no column `system` of the same data, and "
+                "could split common beginnings inside a word)"
             )
 
 

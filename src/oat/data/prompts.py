@@ -197,15 +197,15 @@ class Prompts:
         """
         for name, before, now in zip(self._names, digests, self.digests, strict=False):
             if before != now:
-                reasons = {
-                    "its prompts are the common beginnings of texts, which an earlier version of oat could "
-                    "split inside a word": IMPLICIT in self.formats,
-                    "an earlier version of oat did not read the column `system`": "system" in self.columns,
+                earlier = {
+                    "could split common beginnings of texts inside a word": IMPLICIT in self.formats,
+                    "did not read the column `system`": "system" in self.columns,
                 }
-                said = "; ".join(reason for reason, is_so in reasons.items() if is_so)
+                did = ", and ".join(what for what, is_so in earlier.items() if is_so)
                 raise DataError(
                     f"{name}: expected the prompts that the run began with, got others"
-                    f"{f' ({said})' if said else ''}; put the data back as they were, or begin a new run"
+                    f"{f' (an earlier version of oat {did})' if did else ''}; put the data back as they "
+                    "were if they have changed, or begin a new run"
                 )
 
     def _at(self, place: int) -> Prompt:

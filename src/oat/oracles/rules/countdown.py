@@ -51,6 +51,7 @@ class CountdownRule(CallableOracle):
 
     def __init__(self) -> None:
         super().__init__(self.grade, "countdown", reads_group=False)
+        self.version = "1"
         self._opening: Callable[[Sequence[Message]], Opening] = lambda messages: Opening()
 
     def tell_opening(self, opening: Callable[[Sequence[Message]], Opening]) -> None:
