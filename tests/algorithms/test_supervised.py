@@ -201,7 +201,8 @@ RECORDED = {
 @pytest.mark.inventory(14)
 @pytest.mark.parametrize("kind", ["plain", "chat"])
 def test_learns_twenty_demonstrations_by_heart(world: World, tmp_path: Path, kind: str) -> None:
-    answers = [(f"{a}+{b}=", str((a + b) % 10)) for a in range(5) for b in range(4)]
+    # no answer is 0, which is an end of the tiny model's
+    answers = [(f"{a}+{b}=", str((a + b) % 10)) for a in range(1, 6) for b in range(4)]
     records: list[dict[str, Any]] = [{"prompt": question, "answer": answer} for question, answer in answers]
     if kind == "chat":
         first, again = {"role": "assistant", "content": "2"}, {"role": "user", "content": "9+9="}
