@@ -19,7 +19,7 @@ from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 DOCS = Path(__file__).parents[2] / "docs"
-ELSEWHERE = {"commands", "data", "environments", "exploration", "extending", "watching"}
+ELSEWHERE = {"commands", "data", "environments", "exploration", "extending", "tour", "watching"}
 """Pages whose blocks other tests run."""
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.stem not in ELSEWHERE]
 BASE = {
@@ -68,7 +68,7 @@ def test_every_block_of_python_runs(
     block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each block of Python in the pages runs, in a folder with a run in runs/mine and the files that the
-    README begins with."""
+    tour begins with."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(world.folder / "model", "quickstart/start")
     shutil.copy(world.folder / "train.jsonl", "prompts.jsonl")
@@ -165,3 +165,19 @@ def test_prose_keeps_to_110_columns(page: Path) -> None:
     """Lines of prose in the pages have at most 110 columns. Tables, images and code blocks may be wider."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith(("|", "!["))] == []
+
+
+def test_links_lead_to_headings() -> None:
+    """Every link within the repository, from the README and the pages, leads to an existing file, and to an
+    existing heading if it names one."""
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), f"{page.name}: {target}"
+            text = file.read_text(encoding="utf-8") if anchor else ""
+            headings = [
+                re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+            ]
+            assert not anchor or anchor in headings, f"{page.name}: {target}"

@@ -1,4 +1,4 @@
-"""The recipes of runs on a Ray cluster work as the README shows them, from the folder of a quickstart."""
+"""The recipes of runs on a Ray cluster work as the tour shows them, from the folder of a quickstart."""
 
 import re
 import shlex
@@ -12,8 +12,8 @@ from oat.models.loading import save_lm
 from oat.quickstart.task import build_model, build_task, build_tokenizer, supervise
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-LINES = re.findall(r"^oat (train configs/\w+_ray\.yaml.*)$", README, flags=re.MULTILINE)
+TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^oat (train configs/\w+_ray\.yaml.*)$", TOUR, flags=re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The two shells of the README and of docs/oracles/remote.md work as typed, with small models instead of the
+"""The two shells of docs/tour.md and docs/oracles/remote.md work as typed, with small models instead of the
 hub's."""
 
 import os
@@ -16,7 +16,7 @@ from tiny_models import build_config, build_tokenizer, save_model, save_reward_m
 from transformers import DistilBertConfig
 
 ROOT = Path(__file__).parents[2]
-README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/oracles/remote.md"))
+TOUR, PAGE = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tour.md", "oracles/remote.md"))
 WRITER, CLASSIFIER = (
     "raincandy-u/TinyStories-656K",
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
@@ -27,7 +27,7 @@ SMALL = (
 )
 
 
-def typed(marker: str, page: str = README) -> str:
+def typed(marker: str, page: str = TOUR) -> str:
     """Return the block under a marker, without its comment."""
     block = re.search(rf"<!-- {marker} -->\n```sh\n(.*?)```", page, flags=re.DOTALL)
     assert block is not None
@@ -92,4 +92,4 @@ def test_two_shells(tmp_path: Path) -> None:
 @pytest.mark.parametrize("marker", ["serve", "train"])
 def test_the_blocks_are_one_command_each(marker: str) -> None:
     assert re.fullmatch(r"oat (serve|train) [^\n]+", typed(marker))
-    assert typed(marker, PAGE) == typed(marker), "the page shows what the README shows"
+    assert typed(marker, PAGE) == typed(marker), "the page shows what the tour shows"

@@ -1,7 +1,8 @@
-"""The wheel works alone: it needs no file of the project outside `src/`."""
+"""The wheel works alone: it needs no file of the project but `src/`. With the README's extras it plots."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,8 @@ def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
     assert re.search(r"^grpo +20480 +0\.\d+ -> 0\.[5-9]", said, re.MULTILINE), said
     assert "no plot, since matplotlib is missing" in said
     assert (tmp_path / "quickstart" / "models" / "dpo" / "README.md").exists()
+    (typed,) = re.findall(r"`pip (install '[^`]*')`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    words = [word.replace(".", str(wheel), 1) for word in shlex.split(typed)]
+    run(python, "-m", "pip", *words, "--quiet", *constraints)
+    run(str(tmp_path / "fresh" / "bin" / "oat"), "plot", "quickstart/dpo", "--out", "plot.png")
+    run(python, "-c", "import peft")
