@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from oat.algorithms.base import Objective, prepared, refill_metrics, step_metrics
+from oat.algorithms.base import Objective, prepared, refill_metrics, step_metrics, used_advantages
 from oat.control.interruption import Interruption
 from oat.control.silence import missing
 from oat.errors import ENDING, ActorError, AlarmError, Interrupted, OatError, OutageError, warn
@@ -231,14 +231,19 @@ def take(run: Run, row: Row) -> None:
 
 
 def learn(run: Run, row: Row) -> None:
-    """For each objective, prepare a batch and let the learner update the models on it."""
+    """For each objective, prepare a batch and let the learner update the models on it. Write the advantages
+    of the step's responses: those of the first objective that has any."""
     with clock(row.metrics, "time/learn_s"):
         feedback = run.buffer.fill(row.taken)
         row.metrics.add({**step_metrics(row.taken), **run.collector.metrics(row.taken)})
+        used = None
         for objective in run.objectives:
             generator = run.seeds.at("prepare", objective.name, row.step)
             batch = prepared(objective, feedback, run.learner.forward, generator)
             row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
+            used = used or used_advantages(batch, row.taken.items)
+        if used:
+            run.tracking.advantages(row.number, used)
     warn_of_gap(row.metrics.values)
     row.metrics.add({**missing(row.taken.asked), **run.buffer.metrics(feedback)})
     if run.collector.is_usable is not None:

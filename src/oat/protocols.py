@@ -450,6 +450,10 @@ class Tracking(Protocol):
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
         """Write a row of metrics, and some samples of the feedback that the step learned from."""
 
+    def advantages(self, step: int, values: Sequence[Sequence[float | None]]) -> None:
+        """Write the advantages of the responses of a step's questions. The step's row comes later, maybe in
+        another process."""
+
     def flush(self) -> None:
         """Make sure that the rows written so far are on disk."""
 

@@ -39,7 +39,7 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: Path) -> None:
     """A fork of step 4 asks the questions of the last two steps again, since its ledger ends at step 4. It
-    has the digest of its origin and changes nothing in it."""
+    has the digest and the advantages of its origin and changes nothing in it."""
     before = {
         file: file.read_bytes()
         for file in (parent / "grpo").rglob("*")
@@ -47,6 +47,9 @@ def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: P
     }
     assert fork(parent, tmp_path / "fork", "@4") == 0
     assert digest_run(tmp_path / "fork") == digest_run(parent / "grpo")
+    used = [(run / "advantages.jsonl").read_text() for run in (parent / "grpo", tmp_path / "fork")]
+    assert used[0] == used[1]
+    assert used[0].count("\n") == 6
     assert {file: file.read_bytes() for file in before} == before
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from fixtures import Finished, World, oat
+from matplotlib.figure import Figure
 
 from oat.build.resolve import resolve
 from oat.config.load import load_config, to_yaml
+from oat.reports.plot import lines_of
+from oat.reports.plot_labels import differences, directory_labels
 
 Make = Callable[..., Path]
 
@@ -83,10 +86,12 @@ def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"oat plot: {png} and {numbers} are written\n"
     data = png.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    assert struct.unpack(">II", data[16:24]) == (1200, 675)
+    width, height = struct.unpack(">II", data[16:24])
+    assert width == 1200
+    assert height > 600
     found = read(numbers)
     assert [(row["line"], row["runs"], row["steps"]) for row in found] == [
-        ("s0 (2 runs)", "2", step) for step in ("0", "2", "4")
+        ("s0, s1", "2", step) for step in ("0", "2", "4")
     ]
     for row, pair in zip(found, zip(*evaluated, strict=True), strict=True):
         assert [float(row[name]) for name in ("eval/sampled", "low", "high")] == pytest.approx(
@@ -170,24 +175,97 @@ def test_what_is_not_finite_or_not_there_is_left_out(make: Make, tmp_path: Path)
     assert [row["steps"] for row in table(tmp_path, run)] == ["0", "3"]
 
 
-def names(tmp_path: Path, *runs: Path) -> list[str]:
-    return list(dict.fromkeys(row["line"] for row in table(tmp_path, *runs, "--metric", "reward/mean")))
-
-
-def test_a_line_is_named_by_what_differs(make: Make, tmp_path: Path) -> None:
+def test_a_line_is_labelled_by_directories_and_by_what_differs(make: Make) -> None:
     base = make("a", curve(1.0, 2.0))
     rate = make("b", curve(1.0, 2.0), learner__learning_rate=1e-5)
     both = make("c", curve(1.0, 2.0), learner__learning_rate=1e-5, algorithm__kl_coef=0.5)
     other = make("d", curve(1.0, 2.0), algorithm="dpo", learner__learning_rate=1e-5)
     elsewhere = make("e", curve(1.0, 2.0), checkpoint__every=1, tracking__samples=0, seed=5)
-    assert names(tmp_path, base) == ["a"]
-    assert names(tmp_path, base, elsewhere, base) == ["a (2 runs)"], "the same directory twice is one run"
-    assert names(tmp_path, base, rate, elsewhere) == ["learning_rate 0.003 (2 runs)", "learning_rate 1e-05"]
-    assert names(tmp_path, base, both) == [
-        "kl_coef 0, learning_rate 0.003",
-        "kl_coef 0.5, learning_rate 1e-05",
+
+    def labels(*runs: Path) -> list[str]:
+        return [line.label for line in lines_of(runs, ["reward/mean"], "steps")]
+
+    assert labels(base) == ["a"]
+    assert labels(base, elsewhere) == ["a, e (2 runs)"]
+    assert labels(base, rate, elsewhere) == [
+        "a, e (2 runs): learning_rate 0.003",
+        "b: learning_rate 1e-05",
     ]
-    assert names(tmp_path, base, other) == ["grpo", "dpo"], "of many fields those that tell apart"
+    assert labels(base, both) == [
+        "a: kl_coef 0, learning_rate 0.003",
+        "c: kl_coef 0.5, learning_rate 1e-05",
+    ]
+    assert labels(base, other) == [
+        "a: grpo, algorithm.samples 3, learning_rate 0.003",
+        "d: dpo, algorithm.samples 2, learning_rate 1e-05",
+    ], "options that one algorithm lacks follow from its name"
+
+
+def test_the_same_directory_twice_is_one_run(make: Make, tmp_path: Path) -> None:
+    run = make("a", curve(1.0, 2.0))
+    assert {(row["line"], row["runs"]) for row in table(tmp_path, run, run / ".." / "a")} == {("a", "1")}
+
+
+@pytest.mark.parametrize(
+    ("directories", "labels"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["runs/one/grpo", "runs/two/grpo", "dpo"], ["one/grpo", "two/grpo", "dpo"]),
+        (["/x/grpo", "/grpo", "/y/x/grpo"], ["/x/grpo", "/grpo", "y/x/grpo"]),
+        (["."], [Path.cwd().name]),
+    ],
+)
+def test_a_directory_is_named_by_its_shortest_distinct_end(directories: list[str], labels: list[str]) -> None:
+    assert directory_labels([Path(each) for each in directories]) == labels
+
+
+@pytest.mark.parametrize(
+    ("trees", "settings"),
+    [
+        ([{"a.x": 1, "b.x": 2}, {"a.x": 3, "b.x": 2}], [["a.x 1"], ["a.x 3"]]),
+        ([{"a": True, "b": None}, {"a": False, "b": None}], [["a true"], ["a false"]]),
+        ([{"e": None}, {"e.path": "p", "e.n": 1}], [["e none"], ["e given"]]),
+        ([{"a.name": "p", "a.x": 1}, {"a.name": "q"}], [["name p"], ["name q"]]),
+        (
+            [{"a.name": "p", "a.x": 1}, {"a.name": "q"}, {"a.name": "p", "a.x": 2}],
+            [["name p", "x 1"], ["name q"], ["name p", "x 2"]],
+        ),
+        ([{"oracle.name": "/a/r.py:f"}, {"oracle.name": "/a/r.py:g"}], [["r.py:f"], ["r.py:g"]]),
+        ([{"oracle.name": "/a/r.py:f"}, {"oracle.name": "/b/r.py:f"}], [["/a/r.py:f"], ["/b/r.py:f"]]),
+        ([{"a": "x" * 99 + "1"}, {"a": "x" * 99 + "2"}], [[f"a {'x' * 29}…{'x' * 29}{n}"] for n in "12"]),
+        ([{"a": 1}], [[]]),
+    ],
+)
+def test_settings_that_differ(trees: list[dict[str, Any]], settings: list[list[str]]) -> None:
+    assert differences(trees) == settings
+
+
+def test_nothing_in_the_picture_overlaps_or_is_cut(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The legend has all directories and settings, however long they are, and is beside the plot."""
+    figures: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1]
+    )
+    odd = ["we$ird_{x}^2$", "_hidden", "new\nline", "\u65e5\u672c", "long-name-" * 20]
+    runs = [make(name, curve(1.0, 2.0), algorithm__kl_coef=0.1 * n) for n, name in enumerate(odd)]
+    assert oat("plot", *runs, "--metric", "reward/mean", "--out", tmp_path / "a.png") == 0
+    metrics = [word for name in ("reward/mean", "response/tokens") for word in ("--metric", name)]
+    assert oat("plot", runs[0], *metrics, "--out", tmp_path / "b.png") == 0
+    for figure, title in zip(
+        figures, ("reward/mean over steps, 5 runs", "reward/mean, response/tokens over steps"), strict=True
+    ):
+        (axes,), (legend,) = figure.axes, figure.legends
+        renderer = figure.canvas.get_renderer()
+        assert axes.get_title(loc="left") == title
+        plot, below = axes.get_tightbbox(renderer), legend.get_window_extent(renderer)
+        assert below.y1 <= plot.y0
+        for part in (plot, below):
+            assert 0 <= part.x0 < part.x1 <= figure.bbox.width
+            assert 0 <= part.y0 < part.y1 <= figure.bbox.height
+        assert len(legend.get_texts()) == (5 if figure is figures[0] else 3)
 
 
 def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,8 +320,8 @@ def test_proxy_against_gold(make: Make, tmp_path: Path) -> None:
     )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert {row["line"] for row in read(tmp_path / "a.csv")} == {
-        "learning_rate 0.003 (2 runs)",
-        "learning_rate 1e-05",
+        "a, b",
+        "c",
     }
 
 

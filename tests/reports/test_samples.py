@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from fixtures import World, oat, write_jsonl
@@ -16,19 +17,25 @@ from oat.rundir.reading import load_run
 COMPARE = """
 def longer(prompts, first, second, **columns):
     return [0.9 if len(a) > len(b) else 0.25 if len(a) < len(b) else 0.5 for a, b in zip(first, second)]
+
+
+def fullness(prompts, completions, **columns):
+    return [len(text) / 8 for text in completions]
 """
 
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with three runs: groups with scores and an evaluation by two oracles; compared pairs;
-    recorded pairs."""
+    """Return a folder with three runs: groups with scores of two functions, and an evaluation by two oracles;
+    compared pairs; recorded pairs."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "judge.py").write_text(COMPARE)
     write_jsonl(
         folder / "pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": "ab", "rejected": "b"} for a in range(8)]
     )
-    assert oat("train", world.config("grpo", folder, {"evaluation.gold": world.oracle})) == 0
+    sources = [{"name": world.oracle, "label": "letters"}, {"name": f"{folder / 'judge.py'}:fullness"}]
+    changes = {"evaluation.gold": world.oracle, "oracle": {"name": "mixture", "sources": sources}}
+    assert oat("train", world.config("grpo", folder, changes)) == 0
     name = {"oracle.name": f"{folder / 'judge.py'}:longer", "evaluation": None}
     assert oat("train", world.config("dpo", folder, name)) == 0
     recorded = {
@@ -69,8 +76,9 @@ def test_a_step_has_every_prompt_its_responses_and_their_scores(runs: Path, said
 
 
 @pytest.mark.inventory(43)
-def test_a_table_has_the_columns_of_trl(runs: Path, said: Callable[..., str], tmp_path: Path) -> None:
-    """A row is a response: of training, of an evaluation, and of pairs, where the score is a verdict."""
+def test_a_table_has_a_row_for_each_response(runs: Path, said: Callable[..., str], tmp_path: Path) -> None:
+    """A row is a response: of training, of an evaluation, and of pairs, where the score is a verdict. The
+    advantages of a group are its rewards minus their mean, divided by their standard deviation."""
     file = tmp_path / "table.csv"
 
     def table(*words: object) -> list[dict[str, str]]:
@@ -80,7 +88,16 @@ def test_a_table_has_the_columns_of_trl(runs: Path, said: Callable[..., str], tm
             return [*csv.DictReader(text)]
 
     rows = table(runs / "grpo", "--step", 3)
-    assert [*rows[0]] == ["query", "model response", "score"]
+    label = f"oracle/source/{runs / 'judge.py'}:fullness"
+    assert [*rows[0]] == [
+        *("step", "kind", "query", "model response", "score", "reward", "advantage"),
+        *("oracle/source/letters", label),
+    ]
+    assert {(row["step"], row["kind"]) for row in rows} == {("3", "train")}
+    for group in (rows[start : start + 3] for start in range(0, 12, 3)):
+        rewards = [float(row["reward"]) for row in group]
+        expected = [(reward - mean(rewards)) / (stdev(rewards) + 1e-4) for reward in rewards]
+        assert [float(row["advantage"]) for row in group] == pytest.approx(expected, abs=1e-5)
     questions = load_run(runs / "grpo").questions.query("purpose == 'train' and learned == 2")
     expected = [
         (question.prompt[0]["content"], text, value)
@@ -95,6 +112,18 @@ def test_a_table_has_the_columns_of_trl(runs: Path, said: Callable[..., str], tm
     assert sorted(row["model response"] for row in rows) == sorted(row["output"] for row in evaluated)
     assert all(float(row["score"]) >= 0 for row in rows)
     assert {row["score"].partition(",")[0] for row in table(runs / "dpo")} <= {"wins", "loses", "tie"}
+    assert {(row["advantage"], row["reward"]) for row in table(runs / "dpo")} == {("", "")}
+    everything = table(runs / "grpo")
+    evaluations = {(step, kind) for step in "024" for kind in ("sampled", "greedy")}
+    assert {(row["step"], row["kind"]) for row in everything} == evaluations | {(s, "train") for s in "1234"}
+    for row in everything:
+        assert bool(row["advantage"]) == (row["kind"] == "train")
+        parts = [float(row["oracle/source/letters"]), float(row[label])]
+        assert parts[1] == len(row["model response"]) / 8
+        assert float(row["reward"]) == pytest.approx(sum(parts))
+    shutil.copytree(runs / "grpo", tmp_path / "older")
+    (tmp_path / "older" / "advantages.jsonl").unlink()
+    assert {row["advantage"] for row in table(tmp_path / "older")} == {""}
     for place in (tmp_path, file):
         assert "is there already, and is not overwritten" in said(runs / "dpo", "--csv", place, code=2)
     (tmp_path / "file").touch()

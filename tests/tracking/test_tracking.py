@@ -1,4 +1,4 @@
-"""The two files of rows of a run are cut back to the cursor and have each row once, for any text in them."""
+"""The files of rows of a run are cut back to the cursor and have each row once, for any text in them."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from fixtures import Finished, World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
 from oat.errors import DirectoryError, OatWarning
-from oat.tracking.files import MAX_COLUMN, Tracking, step_line
+from oat.tracking.files import MAX_COLUMN, STREAMS, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
 ODD = 'a\u2028b\u0085c\x0bd\x1ce\r\n"ü😀'
@@ -45,6 +45,8 @@ def written(folder: Path, steps: range, *, samples: int = 2, start: int = 0) -> 
     tracking = Tracking(folder, samples=samples)
     tracking.open(start)
     for step in steps:
+        if step:
+            tracking.advantages(step, [[step / 3, None]])
         tracking.row(step, {"b": step / 3, "a": 1.0}, feedback(step, ODD, "x", "y") if step else None)
     return tracking
 
@@ -106,14 +108,24 @@ def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: P
 def test_streams_are_cut_back_to_the_cursor(tmp_path: Path, cursor: int) -> None:
     written(tmp_path, range(5)).close()
     written(tmp_path, range(cursor + 1, 5), start=cursor).close()
-    again = [(tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
+    again = [(tmp_path / name).read_bytes() for name in STREAMS.values()]
     (tmp_path / "once").mkdir()
     written(tmp_path / "once", range(5)).close()
-    assert again == [(tmp_path / "once" / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
+    assert again == [(tmp_path / "once" / name).read_bytes() for name in STREAMS.values()]
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(5))
     assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == [
         step for step in range(1, 5) for _ in range(2)
     ]
+
+
+def test_advantages_stay_if_the_row_of_their_step_was_not_written(tmp_path: Path) -> None:
+    """A step that ended while its weights were evaluated has learned, and its row comes later."""
+    written(tmp_path, range(4)).close()
+    tracking = Tracking(tmp_path, samples=2)
+    tracking.open(2, is_closed=False)
+    tracking.close()
+    left = {name: [row["step"] for row in read(tmp_path / name)] for name in STREAMS.values()}
+    assert left == {"metrics.jsonl": [0, 1], "samples.jsonl": [1, 1], "advantages.jsonl": [1, 2]}
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
@@ -219,7 +231,7 @@ def test_rows_that_are_lost_between_two_lives_are_named(
     figure("damaged or deleted rows of metrics are reported by name")
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("name", STREAMS.values())
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_replaced: bool) -> None:
     """A run ends if a file of its rows is moved or replaced, since nobody would find the later rows."""

@@ -387,6 +387,31 @@ def reward_metrics(
     }
 
 
+def used_advantages(batch: Batch, items: Sequence[Item]) -> list[list[float | None]] | None:
+    """Return the advantages that the losses read, a list for each question with the advantage of each of its
+    candidates. Return None if the batch has no advantages, as with losses of pairs.
+
+    They are the columns `advantages_N` or `advantages_K`. A response whose tokens have advantages of their
+    own gets the mean of these. It gets None if it is not in the batch (without a score, masked, a branch), if
+    no token of it is trained, or if its advantage is not finite.
+
+    Args:
+        items: the questions; other responses of the batch are left out.
+    """
+    columns, rows = batch.columns, batch.rows
+    if "advantages_N" in columns:
+        values_N = columns["advantages_N"]
+    elif "advantages_K" in columns:
+        values_N = segment_mean(columns["advantages_K"], row_index(rows), len(rows))
+    else:
+        return None
+    # numpy's text of a float32 is the shortest one that gives the number back
+    texts = map(str, values_N.detach().to("cpu", torch.float32).numpy())
+    found = {id(row): float(text) for row, text in zip(rows, texts, strict=True) if row.num_trained}
+    given = ([found.get(id(item.group.trajectories[pick])) for pick in item.question.picks] for item in items)
+    return [[value if value is None or math.isfinite(value) else None for value in own] for own in given]
+
+
 def usable_by(objective: Objective) -> IsUsable:
     """Return a function that calls `is_usable` and checks that it returns a bool.
 

@@ -29,6 +29,7 @@ from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import MARK, is_begun, is_own, is_run, remove_own
+from oat.tracking.files import STREAMS
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,12 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
             store.forget_judgements()
             close_unanswered(store, "eval", "gold")
     rows = step + (ROW not in state) if step > 0 else 0
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in STREAMS.values():
         if (run / name).exists():  # when the fork begins, it reports a missing file
             lines = (run / name).read_bytes().splitlines(keepends=True)
-            (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
+            # the advantages of a step are written before its row
+            end = step + 1 if name == STREAMS["advantages"] else rows
+            (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, end), lines)))
             sync_to_disk(directory / name)
 
 
@@ -178,8 +181,8 @@ def _copy_ledger(theirs: Path, own: Path) -> None:
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Return True if a line of `metrics.jsonl` or `samples.jsonl` has a step below `row`, or is damaged. The
-    fork deals with damaged lines when it continues the file."""
+    """Return True if a line of one of `STREAMS` has a step below `row`, or is damaged. The fork deals with
+    damaged lines when it continues the file."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):

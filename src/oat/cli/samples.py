@@ -19,22 +19,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the responses of evaluations instead of those of training",
     )
     parser.add_argument(
-        "--csv", metavar="FILE", help="write a table (query, model response, score) to FILE instead"
+        "--csv",
+        metavar="FILE",
+        help="write a table of the responses of training and of evaluations to FILE instead",
     )
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.files import appearing, refuse_known
-    from oat.reports.samples import TABLE, sample_pages, sample_table
+    from oat.reports.sample_table import sample_table
+    from oat.reports.samples import sample_pages
     from oat.reports.terminal import show_pages
 
     if arguments.csv is not None:
         out = Path(arguments.csv)
         refuse_known(out, "--csv")
-        rows = [*sample_table(Path(arguments.run), arguments.step, evaluations=arguments.evaluations)]
+        names, *rows = sample_table(Path(arguments.run), arguments.step, evaluations=arguments.evaluations)
         try:
             with appearing(out, "--csv") as new, new.open("x", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([TABLE, *rows])
+                csv.writer(file).writerows([names, *rows])
         except OSError as error:
             raise ConfigError(
                 f"--csv {arguments.csv}: the table cannot be written ({error.strerror}); give another file"

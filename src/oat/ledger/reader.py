@@ -17,6 +17,7 @@ from oat.ledger.rows import (
     answer_of,
     cached_known,
     question_of,
+    sources_of,
     text_names,
 )
 from oat.ledger.trajectory_files import Leftovers
@@ -198,6 +199,16 @@ class Reader(Connection):
         found = {id: answer for id, *answer in self._each(sql, [intent.id for intent in intents])}
         with self._reading():
             return [(intent, *answer_of(intent.question.key, found[intent.id])) for intent in intents]
+
+    def source_labels(self) -> list[str]:
+        """Return the labels of the sources whose scores are in answers to questions of training and of
+        evaluations, in the order of the questions."""
+        sql = (
+            "SELECT a.sources FROM answers a JOIN questions q ON q.id = a.question "
+            "WHERE q.purpose IN ('train', 'eval') AND a.sources != '{}' ORDER BY q.id"
+        )
+        with self._reading():
+            return [*dict.fromkeys(label for (text,) in self.rows(sql, ()) for label in sources_of(text))]
 
     def cached(self, purpose: str, oracle: str, item: str) -> list[Known]:
         """Return the answers that the cache has under a key, in the order in which they were taken.

@@ -14,22 +14,19 @@ Against `kl`, the points of a run are ordered by their distance from the referen
 
 import csv
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from oat.errors import ConfigError, DataError, did_you_mean, printable
+from oat.errors import ConfigError, DataError, did_you_mean
 from oat.files import appearing, refuse_known, saying_what_is_free
-from oat.metrics import NAMES, listed, unit
 from oat.reports.metric_names import ours
+from oat.reports.plot_labels import differences, directory_labels
+from oat.reports.plot_picture import AXES, SOFTWARE, Against, Line, draw, matplotlib
 from oat.rundir.reading import load_run
 from oat.rundir.rows import read_metrics
-
-Against = Literal["steps", "queries", "pairs", "tokens", "time", "kl", "sqrt_kl"]
 
 DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
 """If no metric is chosen, the first of these that every run has is plotted."""
@@ -53,53 +50,9 @@ ASIDE = (
 )
 """The settings, or complete sections, in which the runs of one line may differ."""
 
-_INCHES = (8.0, 4.5)
-_DPI = 150
 _TABLE_HEAD = ("line", "runs")
 """The first columns of a table of ours."""
-_SOFTWARE = "oat plot"
-"""The program that a PNG of ours names in its head."""
 _HEAD_BYTES = 1024
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours of Okabe and Ito. People with colour blindness can also tell them apart."""
-_STYLES = ("-", "--", ":")
-_AXES = {
-    "steps": ("steps", "steps"),
-    "queries": ("queries", "oracle queries of training"),
-    "pairs": ("pairs", "compared and paid pairs of training"),
-    "tokens": ("tokens", "tokens of responses that steps learned from"),
-    "time": ("seconds", "running time, {}"),
-    "kl": ("kl", "KL(policy || reference), nats a response"),
-    "sqrt_kl": ("sqrt_kl", "square root of KL(policy || reference), nats a response"),
-}
-"""For each choice of the x axis: its column in the table, and its label."""
-_MOST_FIELDS = 3
-"""If at most this many settings differ between lines, a line's name has all of them. If more differ, the name
-has only enough of them to tell the lines apart."""
-
-
-@dataclass(frozen=True, eq=False)
-class Line:
-    """A line of a plot: one metric of the runs of one configuration.
-
-    Attributes:
-        name: the settings in which this configuration differs from the others, and the number of runs if
-            there are several.
-        runs: number of runs.
-        x: (points,) float64, ascending.
-        mean, low, high: (points,) float64: mean, lowest and highest value of the runs at each x.
-        changes: the values of x at which an oracle of one of the runs changed. From such an x on, rewards may
-            come from the changed oracle.
-    """
-
-    name: str
-    metric: str
-    runs: int
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    changes: tuple[float, ...] = ()
 
 
 def plot_runs(
@@ -125,10 +78,10 @@ def plot_runs(
             f"{out}: give a name that ends in .png, for a plot and its numbers, or in .csv, for the "
             "numbers alone"
         )
-    if against not in _AXES:
+    if against not in AXES:
         raise ConfigError(f"--against is {against!r}; {did_you_mean(against, get_args(Against))}")
     if out.suffix == ".png":
-        _matplotlib()
+        matplotlib()
     table = out.with_suffix(".csv")
     files = [out] if out == table else [out, table]
     for file in files:
@@ -136,7 +89,7 @@ def plot_runs(
     lines = lines_of(list({run.resolve(): run for run in runs}.values()), metrics, against)
     for file in reversed(files):
         with appearing(file, "--out", _is_ours) as new, saying_what_is_free(file):
-            (_write_table if file == table else _draw)(lines, new, against)
+            (_write_table if file == table else draw)(lines, new, against)
     return files
 
 
@@ -145,7 +98,7 @@ def _is_ours(file: Path) -> bool:
     if file.suffix == ".csv":
         return _is_table(file)
     with file.open("rb") as stream:
-        return _SOFTWARE.encode() in stream.read(_HEAD_BYTES)
+        return SOFTWARE.encode() in stream.read(_HEAD_BYTES)
 
 
 def _is_table(file: Path) -> bool:
@@ -156,7 +109,7 @@ def _is_table(file: Path) -> bool:
             numbers = [float(cell) for row in rows for cell in row[len(head) - 3 :]]
     except (ValueError, csv.Error):
         return False
-    columns = [[*_TABLE_HEAD, x] for x, _ in _AXES.values()]
+    columns = [[*_TABLE_HEAD, axis.column] for axis in AXES.values()]
     last = len(head) - (head[-1:] == [CHANGES])
     return (
         head[:3] in columns
@@ -175,19 +128,17 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
     chosen = [_chosen(metric, rows) for metric in dict.fromkeys(wanted)]
     together: dict[str, list[Path]] = {}
     for run, tree in trees.items():
-        together.setdefault(
-            repr(sorted((field, repr(value)) for field, value in tree.items() if not _is_aside(field))), []
-        ).append(run)
-    names = _names(
-        [trees[members[0]] for members in together.values()], [run.name for run, *_ in together.values()]
-    )
+        key = repr(sorted((field, repr(value)) for field, value in _compared(tree).items()))
+        together.setdefault(key, []).append(run)
+    labels = dict(zip(runs, directory_labels(runs), strict=True))
+    different = differences([_compared(trees[members[0]]) for members in together.values()])
     lines = []
-    for name, members in zip(names, together.values(), strict=True):
+    for members, settings in zip(together.values(), different, strict=True):
+        name = ", ".join(labels[run] for run in members)
         changes = sorted({place for run in members for place in _changes(run, rows[run], against)})
-        lines += [
-            _line(name, metric, [_curve(run, rows[run], metric, against) for run in members], changes)
-            for metric in chosen
-        ]
+        for metric in chosen:
+            curves = [_curve(run, rows[run], metric, against) for run in members]
+            lines.append(_line(name, settings, metric, curves, changes))
     return lines
 
 
@@ -286,7 +237,11 @@ def _running_maximum(values: Any) -> list[float]:
 
 
 def _line(
-    name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], changes: Sequence[float]
+    name: str,
+    settings: Sequence[str],
+    metric: str,
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+    changes: Sequence[float],
 ) -> Line:
     begin = max(x[0] for x, _ in curves)
     end = min(x[-1] for x, _ in curves)
@@ -296,10 +251,8 @@ def _line(
         )
     x = np.unique(np.concatenate([x[(x >= begin) & (x <= end)] for x, _ in curves]))
     values = np.stack([np.interp(x, *curve) for curve in curves])
-    suffix = f" ({len(curves)} runs)" if len(curves) > 1 else ""
-    return Line(
-        name + suffix, metric, len(curves), x, values.mean(0), values.min(0), values.max(0), tuple(changes)
-    )
+    band = (values.mean(0), values.min(0), values.max(0))
+    return Line(name, tuple(settings), metric, len(curves), x, *band, tuple(changes))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -326,44 +279,10 @@ def _within(tree: dict[str, Any]) -> dict[str, Any]:
     return {name: cut(value) for name, value in tree.items()}
 
 
-def _is_aside(field: str) -> bool:
-    return f"{field}.".startswith(tuple(f"{name}." for name in ASIDE))
-
-
-def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> list[str]:
-    """Return a name for each configuration: the settings in which the configurations differ. If there are
-    many, the name has only enough of them to tell the configurations apart. If a configuration has none of
-    these settings, it is named by its directory."""
-    fields = [
-        field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)
-    ]
-    differ = [field for field in fields if len({repr(tree.get(field)) for tree in trees}) > 1]
-    differ.sort(key=lambda field: field != "algorithm.name")
-    if not differ:
-        return list(directories)
-    if len(differ) > _MOST_FIELDS:
-        distinct = 1
-        chosen: list[str] = []
-        for field in differ:
-            values = {repr([tree.get(name) for name in (*chosen, field)]) for tree in trees}
-            if len(values) > distinct:
-                distinct = len(values)
-                chosen.append(field)
-        differ = chosen
-    short = {field: field.rpartition(".")[2] for field in differ}
-    short = {field: name if list(short.values()).count(name) == 1 else field for field, name in short.items()}
-    texts = [
-        ", ".join(_in_name(short[field], tree[field]) for field in differ if field in tree) for tree in trees
-    ]
-    return [text or directory for text, directory in zip(texts, directories, strict=True)]
-
-
-def _in_name(field: str, value: Any) -> str:
-    if field in ("name", "algorithm.name", "oracle.name"):
-        return str(value).rpartition("/")[2]
-    return (
-        f"{field} {value:g}" if isinstance(value, float) else f"{field} {'none' if value is None else value}"
-    )
+def _compared(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in which the runs of one line must agree."""
+    aside = tuple(f"{name}." for name in ASIDE)
+    return {field: value for field, value in tree.items() if not f"{field}.".startswith(aside)}
 
 
 def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
@@ -380,7 +299,7 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
         writer.writerow(
             [
                 *_TABLE_HEAD,
-                _AXES[against][0],
+                AXES[against].column,
                 *head,
                 "low",
                 "high",
@@ -394,94 +313,3 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
                 writer.writerow(
                     [line.name, line.runs, x, *([line.metric] if len(metrics) > 1 else []), *values, *count]
                 )
-
-
-def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """Draw the lines. The colour shows the configuration, and the line style shows the metric. If there is
-    only one metric, the style distinguishes configurations that share a colour."""
-    names, metrics = (
-        list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric")
-    )
-    figure_of, canvas_of = _matplotlib()
-    figure = figure_of(figsize=_INCHES, layout="constrained")
-    axes = figure.subplots()
-    scale, xlabel = _scale(max(line.x[-1] for line in lines), against)
-    for line in lines:
-        number = names.index(line.name)
-        kind = metrics.index(line.metric) if len(metrics) > 1 else number // len(_COLOURS)
-        colour = _COLOURS[number % len(_COLOURS)]
-        style = _STYLES[kind % len(_STYLES)]
-        label = (
-            line.name
-            if len(metrics) == 1
-            else line.metric
-            if len(names) == 1
-            else f"{line.metric}: {line.name}"
-        )
-        axes.plot(
-            line.x / scale,
-            line.mean,
-            style,
-            color=colour,
-            label=_literal(label),
-            marker="o" if len(line.x) < 40 else "",
-            markersize=3.5,
-        )
-        if line.runs > 1:
-            axes.fill_between(line.x / scale, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
-    for number, place in enumerate(sorted({place for line in lines for place in line.changes})):
-        axes.axvline(
-            place / scale,
-            color="#777777",
-            linestyle=":",
-            linewidth=1,
-            label=None if number else "an oracle changed: two rewards in one curve",
-        )
-    counted_in = {unit(metric) for metric in metrics}
-    title = "\n".join(textwrap.wrap(NAMES.get(listed(metrics[0]), ""), 100)) if len(metrics) == 1 else ""
-    axes.set(
-        xlabel=xlabel,
-        ylabel=_literal(", ".join(metrics))
-        + (f" ({next(iter(counted_in))})" if len(counted_in) == 1 and all(counted_in) else ""),
-    )
-    axes.set_title(title, fontsize="medium", loc="left")
-    axes.xaxis.set_major_formatter("{x:,g}")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    legend = "line: mean of runs, band: lowest to highest" if any(line.runs > 1 for line in lines) else None
-    axes.legend(frameon=False, fontsize="small", title=legend, title_fontsize="small", alignment="left")
-    canvas_of(figure)
-    figure.savefig(file, dpi=_DPI, metadata={"Software": _SOFTWARE})
-
-
-def _literal(text: str) -> str:
-    """Escape a text so that matplotlib draws it literally. Matplotlib reads `$` as a formula, and a legend
-    omits a label that begins with an underscore."""
-    return printable(text if not text.startswith("_") else f" {text}").replace("$", r"\$")
-
-
-def _scale(most: float, against: Against) -> tuple[float, str]:
-    """Return the number by which x is divided, and the label of the x axis.
-
-    Args:
-        most: the largest x.
-    """
-    if against != "time":
-        return 1.0, _AXES[against][1]
-    size, name = next(
-        ((size, name) for size, name in ((3600.0, "hours"), (60.0, "minutes")) if most >= 2 * size),
-        (1.0, "seconds"),
-    )
-    return size, _AXES[against][1].format(name)
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            f"a plot needs matplotlib ({error}): pip install 'oat-align[plot]'; or give --out FILE.csv "
-            "for the numbers alone"
-        ) from None
-    return Figure, FigureCanvasAgg

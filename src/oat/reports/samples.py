@@ -9,12 +9,15 @@ gold oracle, the records also have its verdicts.
 
 The ledger has the text of an episode's last response only. So the turns of an episode of training are shown
 if its group is in `samples.jsonl`, and those of an evaluation always.
+
+A table (`sample_table.py`) also has numbers: the scores that the ledger recorded, and the advantages in
+`advantages.jsonl`.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -55,12 +58,19 @@ class JudgedResponse:
         text: the response; of an episode, the last one.
         score: the verdict without what may follow.
         turns: the turns of an episode of several turns, as `oat.text.turns` describes them.
+        reward: the number that the oracle gave the response: its score; of a pair that was made from scores,
+            the response's score. None: there is none.
+        sources: by label, what each source of a mixture gave the response (`Answer.sources`).
+        advantage: as in `advantages.jsonl`; None: not known, or the algorithm has none.
     """
 
     verdict: str
     text: str
     score: str
     turns: Sequence[Mapping[str, Any]] = ()
+    reward: float | None = None
+    sources: Mapping[str, float | None] = field(default_factory=dict)
+    advantage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,17 +79,21 @@ class Sampled:
 
     Attributes:
         title: the step, and the place within the step.
+        step: number of the row of metrics to which the responses belong.
+        kind: `train`, or the evaluation's mode: `sampled`, `greedy`, `best` or `online`.
         reference: the reference answer of the data; None if there is none.
     """
 
     title: str
+    step: int
+    kind: str
     messages: Sequence[Mapping[str, Any]]
     reference: str | None
     responses: Sequence[JudgedResponse]
 
 
-TABLE = ("query", "model response", "score")
-"""The columns of `sample_table`: those of the table of samples of TRL's PPO trainer."""
+class NothingThere(ConfigError):
+    """A run has nothing to show, or nothing of a step."""
 
 
 def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[str]:
@@ -88,37 +102,31 @@ def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = 
     return (printable(_page(each)) for each in sampled(run_dir, step, evaluations=evaluations))
 
 
-def sample_table(
-    run_dir: Path, step: int | None = None, *, evaluations: bool = False
-) -> Iterator[tuple[str, str, str]]:
-    """Yield a row of `TABLE` for each response. The score is the oracle's verdict. Arguments and errors are
-    those of `sampled`."""
-    for each in sampled(run_dir, step, evaluations=evaluations):
-        for response in each.responses:
-            yield _query(each.messages), response.text, response.score
-
-
-def sampled(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[Sampled]:
+def sampled(
+    run_dir: Path, step: int | None = None, *, evaluations: bool = False, numbers: bool = False
+) -> Iterator[Sampled]:
     """Yield each question that training has learned from, or each prompt of an evaluation.
 
     Args:
         step: number of a row of metrics; only what belongs to this row is shown. None: all rows.
         evaluations: True: show evaluations instead of training.
+        numbers: True: also read what only tables have: advantages, and of evaluations the ledger's scores.
 
     Raises:
-        ConfigError: the directory holds no run, the run has nothing to show yet, or it has nothing of this
-            step.
+        ConfigError: the directory holds no run.
+        NothingThere: the run has nothing to show yet, or it has nothing of this step.
         LedgerError: the ledger cannot be opened, or lacks answers that the run has learned from.
-        DataError: a record of an evaluation, or a line of `samples.jsonl`, cannot be read.
+        DataError: a record of an evaluation, or a line of `samples.jsonl` or `advantages.jsonl`, cannot be
+            read.
     """
     load_run(run_dir)
-    return _evaluated(run_dir, step) if evaluations else _learned(run_dir, step)
+    return (_evaluated if evaluations else _learned)(run_dir, step, numbers)
 
 
-def _learned(run_dir: Path, step: int | None) -> Iterator[Sampled]:
+def _learned(run_dir: Path, step: int | None, numbers: bool) -> Iterator[Sampled]:
     refuse_lost(run_dir)
     if not (run_dir / "ledger.sqlite").exists():
-        raise ConfigError(
+        raise NothingThere(
             f"{run_dir}: no step has learned from an answer yet (there is no ledger); let `oat train` "
             "reach its first step"
         )
@@ -135,15 +143,23 @@ def _learned(run_dir: Path, step: int | None) -> Iterator[Sampled]:
         tracked: dict[int, list[dict[str, Any]]] = {}
         for row in read_rows(run_dir / "samples.jsonl") if load_run(run_dir).has_environment else ():
             tracked.setdefault(row.get("step", 0), []).append(row)
+        rows = read_rows(run_dir / "advantages.jsonl") if numbers else ()
+        used = {row.get("step"): row.get("advantages", []) for row in rows}
         for number in steps:
-            yield from _learned_in(store, number, tracked.get(number, []))
+            yield from _learned_in(store, number, tracked.get(number, []), used.get(number, []))
 
 
-def _learned_in(store: Reader, step: int, tracked: Sequence[Mapping[str, Any]]) -> Iterator[Sampled]:
+def _learned_in(
+    store: Reader,
+    step: int,
+    tracked: Sequence[Mapping[str, Any]],
+    used: Sequence[Sequence[float | None]],
+) -> Iterator[Sampled]:
     """Yield the questions of a step.
 
     Args:
         tracked: the lines of `samples.jsonl` of this step, which are about its first questions.
+        used: the advantages of each question's responses; empty: not known.
     """
     intents = store.taken("train", step - 1)
     ends: dict[tuple[int, int], list[list[_End]]] = {}
@@ -155,8 +171,11 @@ def _learned_in(store: Reader, step: int, tracked: Sequence[Mapping[str, Any]]) 
         messages = [message.plain for message in question.messages]
         turns = _tracked_turns(tracked[number - 1], question) if number <= len(tracked) else {}
         responses = list(_judged(intent, answer, label, ends[place], turns))
+        if len(used) == len(intents):
+            pairs = zip(responses, used[number - 1], strict=True)
+            responses = [replace(response, advantage=value) for response, value in pairs]
         title = f"step {step}, {number} of {len(intents)}"
-        yield Sampled(title, messages, question.reference, responses)
+        yield Sampled(title, step, "train", messages, question.reference, responses)
 
 
 def _tracked_turns(row: Mapping[str, Any], question: Question) -> dict[int, Sequence[Mapping[str, Any]]]:
@@ -215,16 +234,28 @@ def _judged(
                 f"{'wins' if place == label else 'loses'}, "
                 f"{answer.values[0] if place == 0 else 1.0 - answer.values[0]:.3g}"
             )
-        yield JudgedResponse(", ".join([verdict, *notes]), text, verdict, known)
+        said = ", ".join([verdict, *notes])
+        yield JudgedResponse(said, text, verdict, known, *_given(intent, answer, place))
 
 
-def _evaluated(run_dir: Path, step: int | None) -> Iterator[Sampled]:
+def _given(intent: Intent, answer: Answer, place: int) -> tuple[float | None, dict[str, float | None]]:
+    """Return the number that an answer has for a candidate, or None, and those of its sources, by label."""
+    if intent.question.kind == "score":
+        reward = answer.values[place] if answer.marks[place] == "ok" else None
+    else:
+        reward = answer.scores[place] if answer.scores else None
+    return reward, {label: scores[place] for label, scores in answer.sources.items()}
+
+
+def _evaluated(run_dir: Path, step: int | None, numbers: bool) -> Iterator[Sampled]:
     files = {
         int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")
     }
     column = load_run(run_dir).prompt_key
     for number in _chosen(run_dir, sorted(files, reverse=True), step, "evaluation is on disk"):
-        for mode, rows in groupby(_records(files[number], column), lambda row: row["mode"]):
+        given = _answers(run_dir, number) if numbers else {}
+        modes = groupby(_records(files[number], column), lambda row: row["mode"])
+        for round, (mode, rows) in enumerate(modes):
             prompts = [[*of_one] for _, of_one in groupby(_numbered(rows), lambda pair: pair[0])]
             for place, of_one in enumerate(prompts, 1):
                 first = of_one[0][1]
@@ -239,15 +270,37 @@ def _evaluated(run_dir: Path, step: int | None) -> Iterator[Sampled]:
                         row["output"],
                         _verdict(row["value"], row["mark"]),
                         _sound_turns(row.get("turns")),
+                        *given.get((round, place - 1, row["sample"], row["output"]), ()),
                     )
                     for _, row in of_one
                 ]
                 yield Sampled(
                     f"evaluation after {number} steps, {mode}, {place} of {len(prompts)}",
+                    number,
+                    mode,
                     messages,
                     first["reference"],
                     responses,
                 )
+
+
+def _answers(
+    run_dir: Path, step: int
+) -> dict[tuple[int, int, int, str], tuple[float | None, dict[str, float | None]]]:
+    """Return what the ledger has of the responses of an evaluation (`_given`), by the places of the mode, of
+    the prompt and of the response, and by the response. Return an empty dict if the ledger is missing."""
+    if not (run_dir / "ledger.sqlite").exists():
+        return {}
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
+        return {
+            (intent.question.key.round, intent.question.key.occurrence, pick, text): _given(
+                intent, answer, place
+            )
+            for intent, answer, _ in store.answers(store.taken("eval", step))
+            for place, (pick, text) in enumerate(
+                zip(intent.question.picks, intent.question.candidates, strict=True)
+            )
+        }
 
 
 def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
@@ -291,15 +344,15 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
     """Return a list of only `step`; if `step` is None, return all of `steps`.
 
     Raises:
-        ConfigError: `steps` is empty, or does not contain `step`.
+        NothingThere: `steps` is empty, or does not contain `step`.
     """
     if not steps:
-        raise ConfigError(f"{run_dir}: no {what} yet; let `oat train` go on")
+        raise NothingThere(f"{run_dir}: no {what} yet; let `oat train` go on")
     if step is None or step in steps:
         return steps if step is None else [step]
     near = sorted(sorted(steps, key=lambda number: abs(number - step))[:8])
     of_many = f", or another of {len(steps)} from {steps[-1]} to {steps[0]}" if len(steps) > len(near) else ""
-    raise ConfigError(
+    raise NothingThere(
         f"{run_dir}: nothing of step {step}, since no {what} there; give {', '.join(map(str, near))}{of_many}"
     )
 
@@ -307,7 +360,7 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
 def _page(given: Sampled) -> str:
     lines = [f"── {given.title} ──"]
     lines += [
-        _block("prompt: " if _is_one(given.messages) else f"{message['role']}: ", str(message["content"]))
+        _block("prompt: " if is_one(given.messages) else f"{message['role']}: ", str(message["content"]))
         for message in given.messages
     ]
     if given.reference is not None:
@@ -331,14 +384,7 @@ def _turn(turn: Mapping[str, Any]) -> str:
     return _block(f"model{reward}: ", turn["text"])
 
 
-def _query(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a prompt; of a conversation, its messages with their roles."""
-    if _is_one(messages):
-        return str(messages[0]["content"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-
-
-def _is_one(messages: Sequence[Mapping[str, Any]]) -> bool:
+def is_one(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if a prompt is a single message of the user."""
     return [message["role"] for message in messages] == ["user"]
 

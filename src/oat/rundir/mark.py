@@ -27,6 +27,7 @@ EARLY = ("lock", "actors", "config.yaml", "given", "indexes", "logs", "ledger.tr
 """Names of files and folders that a run may write before its first question, apart from the mark."""
 OWN = (
     *EARLY,
+    "advantages.jsonl",
     "checkpoints",
     "environment.json",
     "evaluations",

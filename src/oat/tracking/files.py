@@ -1,5 +1,6 @@
 """The files that people read while a run goes on. `metrics.jsonl` has one line for the start and one for each
-step. `samples.jsonl` has some groups of each step. `environment.json` has the machine, versions and code of
+step. `samples.jsonl` has some groups of each step. `advantages.jsonl` has the advantages of the responses
+that a step learns from, if the algorithm has any. `environment.json` has the machine, versions and code of
 the run. Sinks get the lines of `metrics.jsonl` and, if their options ask for it, those of `samples.jsonl`."""
 
 import json
@@ -20,16 +21,19 @@ MAX_COLUMN = 4000
 """Largest number of characters of a data column in `samples.jsonl`. Prompts and responses are not cut,
 because other settings limit their numbers of tokens."""
 
+STREAMS = {"metrics": "metrics.jsonl", "samples": "samples.jsonl", "advantages": "advantages.jsonl"}
+"""The names of the files to which a run adds lines."""
+
 
 class Tracking:
-    """The writer of the run's two streams, `metrics.jsonl` and `samples.jsonl`. Row n of
-    `metrics.jsonl` describes the state after n steps, so row 0 describes the start.
+    """The writer of the run's `STREAMS`. Row n of `metrics.jsonl` describes the state after n steps, so row 0
+    describes the start.
 
     Args:
         samples: largest number of groups that are written for each step.
         turns: function that returns the turns of an episode; None for an episode of one turn.
         told: writer of `environment.json`; None: the file is not written.
-        sinks: the processes of the sinks, which also get the lines of both streams.
+        sinks: the processes of the sinks, which also get the lines of metrics and samples.
         standing: files and folders that must exist whenever a row is written.
     """
 
@@ -43,7 +47,7 @@ class Tracking:
         sinks: Sequence[SinkProcess] = (),
         standing: Standing | None = None,
     ):
-        self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
+        self.paths = {stream: run_dir / name for stream, name in STREAMS.items()}
         self.samples = samples
         self.turns = turns
         self.told = told
@@ -53,13 +57,14 @@ class Tracking:
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Remove from `metrics.jsonl` and `samples.jsonl` the rows that the run will write again, and open
-        both files for the next row.
+        """Remove from the streams the rows that the run will write again, and open them for the next row. A
+        run without advantages has no file for them.
 
         Args:
             step: number of steps that are done. If it is 0, all rows are removed.
-            is_closed: True: rows 0 to `step` are kept. False: only the rows before row `step` are kept.
-                Without effect if `step` is 0.
+            is_closed: True: rows 0 to `step` are kept. False: only the rows before row `step` are kept,
+                and the advantages of step `step`, which were written before its row. Without effect if `step`
+                is 0.
 
         Raises:
             ConfigError: somebody has changed `environment.json`.
@@ -71,16 +76,16 @@ class Tracking:
             self.told.begin(kept_rows)
         for name, path in self.paths.items():
             before = path.read_bytes() if path.exists() else b""
+            end = step + 1 if name == "advantages" and step > 0 else kept_rows
             kept, damage = (
-                _metrics_before(before, kept_rows)
-                if name == "metrics"
-                else _samples_before(before, kept_rows)
+                _metrics_before(before, end) if name == "metrics" else _lines_before(name, before, end)
             )
             if damage:
                 warn(f"{path}: {damage}; the run goes on, and what cannot be read is taken out")
             if path.exists():
                 write_atomically(path, b"".join(line + b"\n" for line in kept).decode("utf-8"))
-            self.files[name] = path.open("a", encoding="utf-8")
+            if name != "advantages" or path.exists():
+                self._open(name)
         self._streams = Standing(*self.paths.values())
         for sink in self.sinks:
             sink.open(kept_rows)
@@ -91,8 +96,8 @@ class Tracking:
         """Write the row of a step and its samples.
 
         Raises:
-            DirectoryError: the run directory, `metrics.jsonl` or `samples.jsonl` was moved, removed or
-                replaced, so the row would be lost.
+            DirectoryError: the run directory or one of the streams was moved, removed or replaced, so the
+                row would be lost.
         """
         self._refuse_lost()
         if self.told is not None:
@@ -108,9 +113,21 @@ class Tracking:
         for sink in self.sinks:
             sink.row(step, metrics, shown)
 
+    def advantages(self, step: int, values: Sequence[Sequence[float | None]]) -> None:
+        """Write the advantages of the responses of a step's questions (`used_advantages`).
+
+        Raises:
+            DirectoryError: see `row`.
+        """
+        self._refuse_lost()
+        if "advantages" not in self.files:
+            self._open("advantages")
+            self._streams = Standing(*self.paths.values())
+        self._write("advantages", _line({"step": step, "advantages": values}))
+
     def flush(self) -> None:
-        """Force `metrics.jsonl` and `samples.jsonl` to disk. The run calls this before it writes a
-        checkpoint, because a continued run needs the row of the checkpoint's step.
+        """Force the streams to disk. The run calls this before it writes a checkpoint, because a continued
+        run needs the row of the checkpoint's step.
 
         Raises:
             DirectoryError: see `row`.
@@ -140,6 +157,9 @@ class Tracking:
     def _refuse_lost(self) -> None:
         self.standing.refuse_lost(DirectoryError)
         self._streams.refuse_lost(DirectoryError)
+
+    def _open(self, name: str) -> None:
+        self.files[name] = self.paths[name].open("a", encoding="utf-8")
 
     def _write(self, name: str, line: str) -> None:
         with saying_what_is_free(self.paths[name]):
@@ -187,7 +207,7 @@ def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
     return [line for line, _ in rows], damage
 
 
-def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
+def _lines_before(what: str, content: bytes, end: int) -> tuple[list[bytes], str]:
     """Return the lines of the steps before `end`, and a sentence about lines that cannot be read. The
     sentence is "" if all lines can be read. A missing line goes unnoticed, because a step may have any number
     of lines."""
@@ -195,7 +215,7 @@ def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
     steps = [_step_of(line) for line in lines]
     last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
     unreadable = sum(step is None for step in steps[:last])
-    damage = f"{unreadable} of its first {last + 1} lines cannot be read as samples" if unreadable else ""
+    damage = f"{unreadable} of its first {last + 1} lines cannot be read as {what}" if unreadable else ""
     return [line for line, step in zip(lines, steps, strict=True) if step is not None and step < end], damage
 
 
