@@ -25,7 +25,7 @@ import numpy as np
 from oat.errors import ConfigError, DataError, did_you_mean, printable
 from oat.files import appearing, refuse_known, saying_what_is_free
 from oat.metrics import NAMES, listed, unit
-from oat.reports.metric_names import ours
+from oat.metrics.counterparts import ours
 from oat.rundir.reading import load_run
 from oat.rundir.rows import read_metrics
 
