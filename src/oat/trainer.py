@@ -273,7 +273,7 @@ class Trainer:
             print(printable("\n".join(f"oat.Trainer: {line}" for line in lines)), flush=True)
 
     def _shown(self, run: Run) -> AbstractContextManager[Report]:
-        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.run_dir)
+        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, about(self.config))
 
     @property
     def metrics(self) -> list[dict[str, float]]:
