@@ -156,7 +156,7 @@ class Trainer:
             def report(step: int, metrics: dict[str, float]) -> None:
                 nonlocal is_asked
                 show(step, metrics)
-                outcome.note_step(step)
+                outcome.note_step(step, metrics)
                 if self._call_back(step, metrics):
                     is_asked = True
                     run.interruption.ask()

@@ -198,6 +198,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
 
 
 def test_piped_there_is_one_line_a_step(world: World, tmp_path: Path) -> None:
+    """A metric of the user's list that the first step lacks is named once; `eval/...` may come later."""
     shown = ["user/unknown", "response/length", "eval/best", "response/truncated_frac"]
     config = world.config("dpo", tmp_path, {"tracking.shown": shown})
     assert forked(lambda: told("train", config), tmp_path / "log") == 0
@@ -206,6 +207,7 @@ def test_piped_there_is_one_line_a_step(world: World, tmp_path: Path) -> None:
     lines = [line.split("  ") for line in text.splitlines() if line.startswith("step")]
     assert [line[0] for line in lines] == [f"step {step}/4" for step in range(5)]
     assert [[part.split()[0] for part in line[1:]] for line in lines] == [[], *[[shown[1], shown[3]]] * 4]
+    assert re.findall(r" lacks (\S+) \(", text) == ["user/unknown"]
 
 
 def test_no_bars_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def _worked(run: "Run", about: "About", profile: int | None) -> list[str]:
 
         def report(step: int, metrics: dict[str, float]) -> None:
             show(step, metrics)
-            outcome.note_step(step)
+            outcome.note_step(step, metrics)
 
         if profile is None:
             reason, trace = train(run, report), None
