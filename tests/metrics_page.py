@@ -1,11 +1,11 @@
-"""Write docs/metrics.md from `oat.metrics` and `oat.reports.metric_names`: `python tests/metrics_page.py`."""
+"""Write docs/metrics.md from `oat.metrics` and `oat.metrics.counterparts`: `python tests/metrics_page.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
 
 from oat.metrics import NAMES, UNREPEATABLE, unit
-from oat.reports.metric_names import PREDECESSOR, TRL, Name
+from oat.metrics.counterparts import PREDECESSOR, TRL, Name
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -32,7 +32,7 @@ out:
 {_CHANGING}
 
 The command `python tests/metrics_page.py` makes this page from `src/oat/metrics/names.py` and
-`src/oat/reports/metric_names.py`; a test fails when the page is out of date.
+`src/oat/metrics/counterparts.py`; a test fails when the page is out of date.
 
 | name | unit | meaning |
 | --- | --- | --- |

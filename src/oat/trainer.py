@@ -156,7 +156,7 @@ class Trainer:
             def report(step: int, metrics: dict[str, float]) -> None:
                 nonlocal is_asked
                 show(step, metrics)
-                outcome.note_step(step)
+                outcome.note_step(step, metrics)
                 if self._call_back(step, metrics):
                     is_asked = True
                     run.interruption.ask()
@@ -273,7 +273,7 @@ class Trainer:
             print(printable("\n".join(f"oat.Trainer: {line}" for line in lines)), flush=True)
 
     def _shown(self, run: Run) -> AbstractContextManager[Report]:
-        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.run_dir)
+        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, about(self.config))
 
     @property
     def metrics(self) -> list[dict[str, float]]:

@@ -13,7 +13,7 @@ from scored_groups import feedback
 from oat.algorithms.ppo import PPO
 from oat.algorithms.ppo_config import PPOConfig
 from oat.algorithms.shaping import RewardsConfig
-from oat.reports.metric_names import TRL
+from oat.metrics.counterparts import TRL
 from oat.types import Feedback, Trajectory
 
 OFFSET = 0.5

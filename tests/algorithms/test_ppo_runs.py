@@ -18,8 +18,8 @@ from oat.config.load import load_config
 from oat.errors import ConfigError
 from oat.learner.models import LanguageModel
 from oat.ledger.store import Store
+from oat.metrics.counterparts import TRL
 from oat.models.loading import load_lm
-from oat.reports.metric_names import TRL
 from oat.rundir.rows import read_metrics
 from oat.seeds import Seeds
 from oat.types import Segment

@@ -9,7 +9,7 @@ from fixtures import Finished
 
 from oat.explore.settings import EnsembleConfig
 from oat.metrics import NAMES
-from oat.reports.metric_names import PREDECESSOR, ours
+from oat.metrics.counterparts import PREDECESSOR, ours
 
 
 @pytest.mark.inventory(58)

@@ -1,5 +1,5 @@
 """The last line of a run that learned nothing says so, with the likely cause. So does a warning after the
-first steps. A run that learned has neither."""
+first steps, or after the first one if the cause is known by then. A run that learned has neither."""
 
 import signal
 import warnings
@@ -12,7 +12,12 @@ from flat_steps import flat_steps
 from openai_server import judging
 
 from oat import Trainer
+from oat.algorithms.base import Objective
+from oat.build.about import About, about
+from oat.build.resolve import resolve
+from oat.config.load import load_config
 from oat.learner.learner import Learner
+from oat.reports.outcome import CUT, SPREAD, faults_of_first_step, likely_cause
 
 REWARDS = """
 def constant(prompts, completions, **columns):
@@ -28,15 +33,19 @@ def length(prompts, completions, **columns):
 """
 NO_STEP = "no optimiser step was made"
 NOTHING = "oat train: the run learned nothing: "
+AT_FIRST = "step 1: the rewards of every group were equal (their mean is 0"
 
 
 def trained(config: Path, capsys: pytest.CaptureFixture[str], *flags: object) -> tuple[str, list[str]]:
-    """Train, and return the last line of the output and the warnings that the run has learned nothing yet."""
+    """Train, and return the last line of the output and the warnings about the first steps: that the run has
+    learned nothing yet, or that rewards were equal."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert oat("train", config, *flags) == 0
     return capsys.readouterr().out.splitlines()[-1], [
-        str(each.message) for each in caught if "has learned nothing yet" in str(each.message)
+        str(each.message)
+        for each in caught
+        if "has learned nothing yet" in str(each.message) or AT_FIRST in str(each.message)
     ]
 
 
@@ -50,7 +59,7 @@ def rewarded(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-EQUAL = "the rewards of every group were equal in every step (all of them 0.5); see in samples.jsonl"
+EQUAL = "the rewards of every group were equal in every step (all of them 0.5); "
 CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "equal rewards": ("grpo", "constant", {}, EQUAL),
     "equal rewards beside a tie to the reference": ("grpo", "constant", {"algorithm.kl_coef": 0.1}, EQUAL),
@@ -99,8 +108,75 @@ def test_nothing_learned(
     assert last.startswith(NOTHING + cause)
     assert last.endswith(f"It ended, since all 3 steps are done; the run lies in {tmp_path / algorithm}")
     assert len(early) == 1
-    assert early[0].startswith(f"after 2 steps: the run has learned nothing yet: {cause}")
-    assert trained(config, capsys) == (last, [])
+    at_first = EQUAL in cause
+    assert early[0].startswith(
+        f"{AT_FIRST}.5), " if at_first else f"after 2 steps: the run has learned nothing yet: {cause}"
+    )
+    assert trained(config, capsys, "--tracking.shown", "[]") == (last, [])
+
+
+def test_a_run_that_ends_with_its_first_step_names_the_cause_once(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config("grpo", tmp_path, rewarded(tmp_path, "constant", **{"stop.max_steps": 1}))
+    last, early = trained(config, capsys)
+    assert last.startswith(f"{NOTHING}the rewards of every group were equal in every step (their mean 0.5); ")
+    assert early == []
+
+
+MASKED = {"algorithm.rewards": {"truncated": "mask"}}
+TIES = {"answers/tied_frac": 1.0, "rows/trained": 0.0, "oracle/queries": 8.0}
+FLAT = {SPREAD: 1.0, "reward/mean": 0.0}
+FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, float], list[str]]] = {
+    "few cut": ("grpo", {}, {CUT: 0.49, SPREAD: 0.9}, []),
+    "half cut": ("grpo", {}, {CUT: 0.5, SPREAD: 0.5}, ["50% of the responses were cut"]),
+    "half masked": ("grpo", MASKED, {CUT: 0.5}, ["(algorithm.rewards.truncated is mask)"]),
+    "all cut": ("grpo", {}, {CUT: 1.0}, ["render.template: tokenizer"]),
+    "all cut in a chat": ("grpo", {"render.template": "chatml"}, {CUT: 1.0}, ["oat check --show-tokens"]),
+    "all cut and equal": ("dpo", {}, {CUT: 1.0, **TIES, **FLAT}, ["every response", "was finished"]),
+    "hopeless": ("grpo", {}, FLAT, ["no response does the task"]),
+    "solved": ("grpo", {}, {**FLAT, "reward/mean": 1.0}, ["probably every response does the task"]),
+    "constant": ("grpo", {}, {**FLAT, "reward/mean": 0.5}, ["or the reward is a constant"]),
+    "hardly answered": ("grpo", {}, {**FLAT, "answers/missing_frac": 0.6}, []),
+    "equal where groups are not compared": ("kto", {"algorithm.samples": 2}, FLAT, []),
+    "ties of a judge": ("dpo", {}, TIES, ["all pairs were ties"]),
+    "ties that nobody was asked about": ("dpo", {}, {**TIES, "oracle/queries": 0.0}, []),
+    "ties that are learned from": ("dpo", {}, {**TIES, **FLAT, "rows/trained": 8.0}, []),
+}
+
+
+def made(world: World, folder: Path, algorithm: str, changes: dict[str, Any]) -> tuple[Objective, About]:
+    resolved = resolve(*load_config(world.config(algorithm, folder, changes)))
+    return resolved.objective, about(resolved.config)
+
+
+@pytest.mark.parametrize(("algorithm", "changes", "row", "words"), FAULTS.values(), ids=FAULTS.keys())
+def test_what_the_first_step_shows(
+    world: World,
+    tmp_path: Path,
+    algorithm: str,
+    changes: dict[str, Any],
+    row: dict[str, float],
+    words: list[str],
+) -> None:
+    found = [line for _, line in faults_of_first_step(1, row, *made(world, tmp_path, algorithm, changes))]
+    assert len(found) == len(words)
+    assert all(part in line for part, line in zip(words, found, strict=True)), found
+
+
+def test_a_run_whose_responses_were_all_cut_says_so(world: World, tmp_path: Path) -> None:
+    cuts = "cut at the length limit (sampling.max_new_tokens is 4)"
+    masked, kept = (made(world, tmp_path, "grpo", changes) for changes in (MASKED, {}))
+    rows = [{CUT: 1.0, "answers/missing_frac": 0.0, **FLAT}] * 2
+    learned = [{**row, "optim/grad_norm": 0.0} for row in rows]
+    lost = f"every response was {cuts}, and nothing is learned from such responses"
+    assert str(likely_cause(rows, *masked)).startswith(f"{NO_STEP}: {lost} (algorithm.rewards.truncated is m")
+    equal = "the rewards of every group were equal in every step (all of them 0); "
+    assert str(likely_cause(learned, *kept)).startswith(f"{equal}every response was {cuts}; raise")
+    rows[1] = {**rows[1], CUT: 0.9}
+    assert str(likely_cause(rows, *masked)).startswith(
+        f"{NO_STEP}: {equal}95% of the responses were {cuts}, "
+    )
 
 
 def offline(folder: Path, rejected: str) -> dict[str, Any]:
@@ -195,8 +271,8 @@ def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.Captu
 def test_of_all_lives(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], learned: tuple[int, ...], killed: int
 ) -> None:
-    """A run that was killed ends with the last line of the unbroken run. It warns after its first steps if
-    these steps are done after the kill."""
+    """A run that was killed ends with the last line of the unbroken run. It warns after its first step if
+    this step is done after the kill."""
     changes = flat_steps(tmp_path, {0, 1, 2, 3} - {*learned})
     changes |= {
         "stop.max_steps": 4,
@@ -211,13 +287,14 @@ def test_of_all_lives(
     )
     last, early = trained(config, capsys)
     assert last.startswith("oat train: finished" if learned else f"{NOTHING}the rewards of every group")
-    assert len(early) == (killed == 2 and learned != (1,))
+    assert len(early) == (killed == 2)
 
 
 def test_a_fork_is_of_its_own_steps(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = world.config("grpo", tmp_path, {"evaluation": None, "stop.max_steps": 2})
     assert trained(first, capsys)[0].startswith("oat train: finished")
     flags = ["--run_dir", tmp_path / "fork", "--learner.learning_rate", 0, "--stop.max_steps", 6]
+    flags += ["--tracking.shown", "[]"]
     last, early = trained(first, capsys, "--from", tmp_path / "grpo", *flags)
     assert last.startswith(f"{NOTHING}the learning rate was 0 in every step")
     assert [text[:14] for text in early] == ["after 4 steps:"]
@@ -270,7 +347,7 @@ def test_from_python(world: World, tmp_path: Path) -> None:
 
     with pytest.warns(
         UserWarning,
-        match="after 2 steps: the run has learned nothing yet: the rewards of every group were equal",
+        match="step 1: the rewards of every group were equal",
     ):
         found = Trainer(oracle=constant, run_dir=tmp_path / "a", stop={"max_steps": 3}, **common).train()
     assert "the rewards of every group were equal" in str(found.learned_nothing)

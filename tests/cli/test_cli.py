@@ -98,7 +98,7 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
 
     assert forked(shown, tmp_path / "log") == 0
     said = (tmp_path / "log").read_text()
-    (ours,) = (line for line in said.splitlines() if line.startswith("oat: warning"))
+    (ours,) = (line for line in said.splitlines() if line.startswith("oat: warning: step 1: oracle"))
     assert re.fullmatch(
         (
             r"oat: warning: step 1: oracle .* gave no usable answer to any of 4 questions, so it learns "

@@ -8,8 +8,8 @@ import metrics_page
 import pytest
 
 from oat.metrics import NAMES, unit
+from oat.metrics.counterparts import PREDECESSOR, TRL, ours
 from oat.metrics.units import _UNITS
-from oat.reports.metric_names import PREDECESSOR, TRL, ours
 
 GROUPS = {
     "misc": """pi_beta_version global_step policy_sgd_step pi_buffer_len elapse update_interval prompt_epoch

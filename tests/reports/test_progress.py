@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, named, oat, told
 from rich.text import Text
 from terminal import Seen, in_a_terminal
 from tiny_models import build_config, save_model
@@ -52,7 +52,7 @@ class Growing(progress.Display):
     """A display that has another number of lines each time it is drawn."""
 
     def __init__(self) -> None:
-        super().__init__(run=None)  # type: ignore[arg-type]
+        super().__init__(run=None, about=None)  # type: ignore[arg-type]
         self.drawings = itertools.count()
 
     def lines(self) -> Text:
@@ -90,11 +90,11 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
     assert seen.code == 0, seen.raw
     assert row_of(seen, "step")[1] == "4 of 4"
     assert row_of(seen, "queries") == ["queries", "48 of 1,000", "952 left"]
-    for name in ("reward/mean", "eval/sampled"):
+    for name, count in {"reward/mean": 4, "eval/sampled": 3, "response/truncated_frac": 4}.items():
         _, value, blocks = row_of(seen, name)
         float(value)
         assert set(blocks) <= set("▁▂▃▄▅▆▇█")
-        assert len(blocks) == {"reward/mean": 4, "eval/sampled": 3}[name]
+        assert len(blocks) == count
     evaluated = [line for line in seen.lines if re.match(r"step \d/4  eval/sampled ", line)]
     assert [line.split()[1] for line in evaluated] == ["0/4", "2/4", "4/4"], (
         "evaluations leave a line each, other steps none"
@@ -156,7 +156,7 @@ def test_a_run_that_is_ended_leaves_the_terminal_whole(
 
 def test_what_a_reward_prints_stands_above_the_lines(world: World, tmp_path: Path) -> None:
     """Text that a reward function prints appears unchanged above the display, even if it looks like
-    markup."""
+    markup. The display has the metrics that the user has named."""
     (tmp_path / "reward.py").write_text(
         "def reward(prompts, completions, **columns):\n    print('[/odd] :smile:')\n    return "
         "[float(len(text)) for text in completions]\n"
@@ -164,10 +164,17 @@ def test_what_a_reward_prints_stands_above_the_lines(world: World, tmp_path: Pat
     config = world.config(
         "grpo",
         tmp_path,
-        {"oracle.name": f"{tmp_path / 'reward.py'}:reward", "stop.max_steps": 1, "evaluation": None},
+        {
+            "oracle.name": f"{tmp_path / 'reward.py'}:reward",
+            "stop.max_steps": 1,
+            "evaluation": None,
+            "tracking.shown": ["policy/entropy", "user/unknown"],
+        },
     )
     seen = in_a_terminal(lambda: oat("train", config))
     assert seen.code == 0, seen.raw
+    assert len(row_of(seen, "policy/entropy")[2]) == 1
+    assert not any(line.startswith(("reward/mean ", "loss/total ")) for line in seen.lines)
     assert "[/odd] :smile:" in seen.lines
 
 
@@ -191,13 +198,16 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
 
 
 def test_piped_there_is_one_line_a_step(world: World, tmp_path: Path) -> None:
-    config = world.config("dpo", tmp_path)
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    """A metric of the user's list that the first step lacks is named once; `eval/...` may come later."""
+    shown = ["user/unknown", "response/length", "eval/best", "response/truncated_frac"]
+    config = world.config("dpo", tmp_path, {"tracking.shown": shown})
+    assert forked(lambda: told("train", config), tmp_path / "log") == 0
     text = (tmp_path / "log").read_text()
     assert "\x1b" not in text
-    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("step")] == [
-        f"step {step}/4" for step in range(5)
-    ]
+    lines = [line.split("  ") for line in text.splitlines() if line.startswith("step")]
+    assert [line[0] for line in lines] == [f"step {step}/4" for step in range(5)]
+    assert [[part.split()[0] for part in line[1:]] for line in lines] == [[], *[[shown[1], shown[3]]] * 4]
+    assert re.findall(r" lacks (\S+) \(", text) == ["user/unknown"]
 
 
 def test_no_bars_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_a_step_is_loaded_by_its_number(checkpoints: Checkpoints) -> None:
         ({"checkpoint.best_metric": "eval/greedy"}, "nothing reads checkpoint.best_metric"),
         (
             {"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/sample"},
-            "there is no such metric; did you mean `eval/sampled`",
+            "there is no metric 'eval/sample'; did you mean `eval/sampled`",
         ),
         (
             {"checkpoint.keep_best": 1, "evaluation": None},

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from fixtures import Finished, World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
-from oat.errors import DirectoryError, OatWarning
+from oat import Trainer
+from oat.errors import ConfigError, DirectoryError, OatWarning
 from oat.tracking.files import MAX_COLUMN, STREAMS, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
@@ -252,10 +253,31 @@ def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_r
 
 
 def test_the_line_for_people() -> None:
-    assert (
-        step_line(3, 10, {"reward/mean": 0.51234, "unknown": 1.0, "loss/total": 2.0})
-        == "step 3/10  reward/mean 0.5123  loss/total 2"
-    )
+    values = {"reward/mean": 0.51234, "unknown": 1.0, "loss/total": 2.0}
+    shown = ["loss/total", "reward/mean", "user/other"]
+    assert step_line(3, 10, values, shown) == "step 3/10  loss/total 2  reward/mean 0.5123"
+    assert step_line(3, None, values, []) == "step 3"
+
+
+def test_metrics_of_the_line_must_be_known(world: World, tmp_path: Path) -> None:
+    def shown(*names: str) -> Trainer:
+        return Trainer(
+            model=str(world.folder / "model"),
+            oracle=world.oracle,
+            prompts=str(world.folder / "train.jsonl"),
+            run_dir=tmp_path / "run",
+            tracking={"shown": [*names]},
+        )
+
+    shown("eval/pass@8", "oracle/source/mine", "user/mine", "kl/reference")
+    for name, hint in {
+        "frac_reward_zero_std": "is called reward/zero_spread_frac here",
+        "completions/min_length": "oat does not report this metric",
+        "reward/maen": "did you mean `reward/mean`",
+        "step": "always begins with `step`",
+    }.items():
+        with pytest.raises(ConfigError, match=hint):
+            shown("reward/mean", name)
 
 
 @pytest.mark.slow(

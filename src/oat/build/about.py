@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oat.config.load import dump
-from oat.config.settings import Config
+from oat.config.settings import Config, TrackingConfig
 from oat.plugins.registry import ALGORITHMS
 
 
@@ -27,6 +27,8 @@ class About:
         evaluated: the source of the held-out prompts or, without prompts, of the held-out pairs. None: there
             is no evaluation.
         why_no_rate: the reason why the learning rate can be 0 in the first steps, as a part of a sentence.
+        shown: the metrics that the line of a step shows.
+        usually_shown: the metrics that it shows unless the user says otherwise.
         tree: every setting, as `config.yaml` has it.
     """
 
@@ -42,6 +44,8 @@ class About:
     stops_at_bad_records: bool
     evaluated: str | None
     why_no_rate: str
+    shown: tuple[str, ...]
+    usually_shown: tuple[str, ...]
     tree: Mapping[str, Any]
 
 
@@ -63,5 +67,7 @@ def about(config: Config) -> About:
         stops_at_bad_records=config.prompts.on_bad_record == "stop",
         evaluated=None if e is None else e.path or e.pairs,
         why_no_rate="learner.learning_rate is 0" if learner.learning_rate == 0 else rises,
+        shown=config.tracking.shown,
+        usually_shown=TrackingConfig.shown,
         tree=dump(config),
     )

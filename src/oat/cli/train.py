@@ -81,11 +81,11 @@ def _worked(run: "Run", about: "About", profile: int | None) -> list[str]:
 
         outcome = Outcome(run, about)
         print(printable("\n".join(f"oat train: {line}" for line in opening(run, about.run_dir))), flush=True)
-    with shown(run, about.run_dir) as show:
+    with shown(run, about) as show:
 
         def report(step: int, metrics: dict[str, float]) -> None:
             show(step, metrics)
-            outcome.note_step(step)
+            outcome.note_step(step, metrics)
 
         if profile is None:
             reason, trace = train(run, report), None

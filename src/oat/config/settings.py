@@ -14,6 +14,7 @@ import msgspec
 from oat.config.alarm_settings import AlarmsConfig
 from oat.config.compute_settings import ComputeConfig
 from oat.config.ranges import Count, Decay, NonNegative, Positive, Share, Whole
+from oat.config.stop_settings import StopConfig
 
 
 @dataclass(frozen=True)
@@ -429,6 +430,24 @@ class SinkConfig(Component):
 class TrackingConfig:
     samples: Whole = 4
     """Number of groups that each step writes to samples.jsonl."""
+    shown: tuple[str, ...] = (
+        "eval/sampled",
+        "eval/greedy",
+        "eval/best",
+        "reward/mean",
+        "pairs/accuracy",
+        "loss/total",
+        "response/length",
+        "response/truncated_frac",
+        "oracle/queries",
+        "oracle/cost",
+        "oracle/changes",
+        "time/step_s",
+    )
+    """Metrics of docs/metrics.md, or your own under user/, that the line of a step shows, in this order. A
+    line leaves out the metrics that its row lacks; with an empty list it has the step alone. A list of your
+    own is also what the display in a terminal shows (docs/watching.md). The files and sinks get all
+    metrics."""
     sinks: tuple[str | SinkConfig, ...] = ()
     """Other places for the metrics (docs/watching.md): `tensorboard`, `wandb`, `mlflow`, or your own as
     `file.py:Class` or `package.module:Class`. An entry is a name, or a section with options: `{name: wandb,
@@ -439,28 +458,6 @@ class TrackingConfig:
     keep_trajectories: bool = False
     """Keeps trajectories in the ledger even if no kept checkpoint needs them. The run can then be replayed
     from its start."""
-
-
-@dataclass(frozen=True)
-class StopConfig:
-    max_steps: Count | None = None
-    """Number of steps of the run; None: no limit."""
-    max_queries: Count | None = None
-    """Budget in oracle queries, which is never exceeded. The run ends when the budget cannot pay another
-    question and steps have taken all paid questions."""
-    max_tokens: Count | None = None
-    """Budget in tokens, for an oracle that states how many a question takes. When a question is asked, the
-    most tokens that it can take are reserved. The questions of a step are asked in waves, so reserved tokens
-    that were not used pay for questions of later waves."""
-    max_cost: Positive | None = None
-    """Budget in money, in the currency of an oracle that states its prices. Money is reserved and spent in
-    the same way as the tokens of `max_tokens`."""
-    max_hours: Positive | None = None
-    """Number of hours of running, over all restarts, after which the run ends at the next step boundary.
-    After a kill, the time since the last checkpoint is not counted."""
-    when: dict[str, str] = field(default_factory=dict)
-    """Conditions on metrics, such as `{eval/sampled_win_rate: ">= 0.8", explorer/gap: "< 0.05"}`. The run
-    ends after the first step whose row of metrics fulfils one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from oat.errors import ConfigError, DataError, did_you_mean
 from oat.files import appearing, refuse_known, saying_what_is_free
-from oat.reports.metric_names import ours
+from oat.metrics.counterparts import ours
 from oat.reports.plot_labels import differences, directory_labels
 from oat.reports.plot_picture import AXES, SOFTWARE, Against, Line, draw, matplotlib
 from oat.rundir.reading import load_run

@@ -36,7 +36,9 @@ WATCHED = (
     "pairs/accuracy",
     "loss/total",
 )
-"""The metrics that may be shown with a sparkline. The first two of them that a run reports are shown."""
+"""Metrics that may be shown with a sparkline. Without a list of the user (`tracking.shown`), the first two of
+them that a run reports are shown, and `CUT`."""
+CUT = "response/truncated_frac"
 
 _DRAWN_EACH_S = 0.25
 _SHOWN = 2
@@ -57,13 +59,13 @@ _DOING = {
 
 
 @contextmanager
-def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
+def shown(run: Run, about: About) -> Iterator[Report]:
     """Yield the function that `loop.train` calls with each row. In a terminal, the lines of a `Display` are
     drawn until the context ends."""
     if not is_terminal():
-        yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
+        yield lambda step, values: print(step_line(step, run.stop.last, values, about.shown), flush=True)
         return
-    display = Display(run, read_metrics(seen(run_dir) / "metrics.jsonl"))
+    display = Display(run, about, read_metrics(seen(about.run_dir) / "metrics.jsonl"))
     name_boxes(run, display.doing)
     with display.drawn():
         yield display.report
@@ -142,8 +144,9 @@ class Display:
         rows: rows of metrics that earlier processes wrote.
     """
 
-    def __init__(self, run: Run, rows: Sequence[Mapping[str, float]] = ()):
+    def __init__(self, run: Run, about: About, rows: Sequence[Mapping[str, float]] = ()):
         self.run = run
+        self.about = about
         self.rows = list(rows)
         self._drawing = RLock()
         self.console = _console(self._drawing)
@@ -201,19 +204,19 @@ class Display:
             self.rows.pop()
         self.rows.append({"step": step, **values})
         if any(name.startswith("eval/") for name in values):
-            self.console.print(step_line(step, self.run.stop.last, values), soft_wrap=True)
+            line = step_line(step, self.run.stop.last, values, self.about.shown)
+            self.console.print(line, soft_wrap=True)
         spent = self.run.ledger.spent_before(step).price
         used = {"queries": spent.queries, "tokens": spent.tokens, "cost": spent.cost}
         limits = {name: getattr(self.run.stop.budget, name) for name in used}
         self._plan(step, used, limits)
-        named = [name for name in WATCHED if any(name in row for row in self.rows)][:_SHOWN]
         self.cells = [
             *(
                 self._budget(name, used[name], limits[name])
                 for name in used
                 if name == "queries" or limits[name] is not None
             ),
-            *(self._metric(name) for name in named),
+            *(self._metric(name) for name in self._named()),
             *self._changes(),
         ]
         self.reported = time.monotonic()
@@ -277,6 +280,16 @@ class Display:
             return []
         changed = f"changed {rows[-1]['oracle/changes']:.0f}x"
         return [("oracle", changed, f"first before step {rows[0]['step']:.0f}")]
+
+    def _named(self) -> list[str]:
+        """Return the metrics that have a sparkline."""
+        if self.about.shown != self.about.usually_shown:
+            return [name for name in self.about.shown if self._is_reported(name)]
+        watched = [name for name in WATCHED if self._is_reported(name)][:_SHOWN]
+        return watched + [CUT] * self._is_reported(CUT)
+
+    def _is_reported(self, name: str) -> bool:
+        return any(name in row for row in self.rows)
 
     def _metric(self, name: str) -> tuple[str, str, str]:
         values = [row[name] for row in self.rows if name in row]

@@ -171,31 +171,17 @@ def _line(record: Mapping[str, Any]) -> str:
     return printable(json.dumps(record, ensure_ascii=False))
 
 
-_SHOWN = (
-    "eval/sampled",
-    "eval/greedy",
-    "eval/best",
-    "reward/mean",
-    "pairs/accuracy",
-    "loss/total",
-    "response/length",
-    "oracle/queries",
-    "oracle/cost",
-    "oracle/changes",
-    "time/step_s",
-)
-
-
-def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
+def step_line(step: int, last: int | None, values: Mapping[str, float], shown: Sequence[str]) -> str:
     """Return one line about a step, for people.
 
     Args:
         last: largest number of steps of the run; None if the run has no limit on steps.
+        shown: the metrics of the line (`tracking.shown`). Those that `values` lacks are left out.
     """
     return "  ".join(
         [
             f"step {step}" + (f"/{last}" if last else ""),
-            *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values),
+            *(f"{name} {values[name]:.4g}" for name in shown if name in values),
         ]
     )
 

@@ -15,6 +15,7 @@ from oat.build.cross_checks import (
     render,
     sampling,
     stop,
+    tracking,
     unread,
 )
 from oat.build.parts import setting
@@ -32,6 +33,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     model.precision,
     learner.memory,
     stop.ends,
+    tracking.shown_metrics,
     oracle.environment,
     render.examples,
     oracle.reads_answers,

@@ -5,8 +5,7 @@ must have these responses or pairs. If `checkpoint.keep_best` is 0, nothing is c
 from collections.abc import Iterator
 
 from oat.build.resolved import Resolved
-from oat.errors import did_you_mean
-from oat.metrics import NAMES, listed
+from oat.metrics import why_unknown
 from oat.types.part import Check
 
 
@@ -21,9 +20,8 @@ def ranking(resolved: Resolved) -> Iterator[Check]:
         "eval/online": e is not None and e.online,
         "eval/pairs/": config.evaluation is not None and config.evaluation.pairs is not None,
     }
-    is_unknown = is_read and listed(metric) not in NAMES and not metric.startswith("user/")
-    hint = did_you_mean(metric, NAMES)[:80] if is_unknown else ""  # the search is half the time of all checks
-    yield Check("checkpoint.best_metric", is_unknown, f"there is no such metric; {hint}")
+    why = why_unknown(metric) if is_read else ""
+    yield Check("checkpoint.best_metric", bool(why), why)
     yield Check(
         "checkpoint.best_metric",
         is_read and any(metric.startswith(kind) for kind, is_given in given.items() if not is_given),

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from oat.build.resolved import Resolved
 from oat.control.stop import conditions_of
-from oat.errors import did_you_mean
-from oat.metrics import NAMES, listed
+from oat.metrics import why_unknown
 from oat.oracles.builtin import BUILTIN
 from oat.types.part import Check
 
@@ -31,12 +30,7 @@ def ends(resolved: Resolved) -> Iterator[Check]:
     )
     for condition in conditions_of(stop.when):
         metric = condition.metric
-        is_known = listed(metric) in NAMES or metric.startswith("user/")
-        yield Check(
-            "stop.when",
-            not is_known,
-            "" if is_known else f"there is no metric {metric!r}; {did_you_mean(metric, NAMES)[:80]}",
-        )
+        yield Check("stop.when", bool(why := why_unknown(metric)), why)
         yield Check(
             "stop.when",
             metric.startswith("eval/") and config.evaluation is None,

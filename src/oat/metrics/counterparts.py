@@ -1,11 +1,16 @@
 """The names of metrics in TRL and in the predecessor (the dormant package `oat-llm`), each with the metric's
-name in `oat`. Two tables in docs/metrics.md are made from them. `oat plot` looks up unknown names here.
+name in `oat`. Two tables in docs/metrics.md are made from them. `oat plot`, and the settings that name
+metrics, look up unknown names here.
 
 TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT, online DPO and PPO. The predecessor's names
 are those of its groups misc, train, actor and eval.
 """
 
 from dataclasses import dataclass
+
+from oat.errors import did_you_mean
+from oat.metrics.names import NAMES
+from oat.metrics.units import listed
 
 
 @dataclass(frozen=True)
@@ -235,3 +240,16 @@ def ours(name: str) -> str:
     if the metric has no counterpart."""
     found = TRL.get(name) or PREDECESSOR.get(name)
     return found.ours if found else ""
+
+
+def why_unknown(name: str) -> str:
+    """Return why a run reports no metric of this name, and what to name instead. Return "" for a metric of
+    `NAMES`, and for every name under `user/`, which a user's own parts may report."""
+    if listed(name) in NAMES or name.startswith("user/"):
+        return ""
+    other = TRL.get(name) or PREDECESSOR.get(name)
+    if other is not None:
+        here = f"the metric is called {other.ours} here" if other.ours else "oat does not report this metric"
+        return f"{here} ({other.note})" if other.note else here
+    near = did_you_mean(name, NAMES).partition("valid: ")[0]  # the list of all names would be a page
+    return f"there is no metric {name!r}; {near}docs/metrics.md has all names"
