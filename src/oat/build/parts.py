@@ -41,7 +41,11 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
     try:
         registry.refuse_unknown(name)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        from oat.config.unknown import advice_on_value
+
+        advice = advice_on_value((section, "name"), name)
+        said = f"there is no {section} {name!r}; {advice}" if advice else str(error)
+        raise ConfigError(f"{place}: {said}") from None
     with blaming(config, origins, f"{section}.name"):
         found = registry.load(name)
     is_objective = Objective in getattr(found, "__mro__", ())
@@ -70,7 +74,7 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"`Config` of {component.name} is {cls!r}; make it a dataclass, or leave it out")
     names = {f.name for f in dataclasses.fields(cls)}
-    for option in component.options:
+    for option, value in component.options.items():
         if option not in names:
             readers = [
                 name
@@ -78,7 +82,9 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
                 if section == "algorithm" and option in other.Config.__dataclass_fields__
             ]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
-            raise unknown_field((section, option), names, origins, hint)
+            raise unknown_field(
+                (section, option), names, origins, hint, value=value, algorithm=config.algorithm.name
+            )
     options = dataclasses.asdict(convert(cls, component.options, (section,), origins))
     return Component(component.name, options)
 
