@@ -21,8 +21,8 @@ does not change, and A → B a value A that becomes B; without an entry the valu
 without a setting means nothing here.
 """
 HEADS = {
-    "TrainingArguments": "## TRL: fields of every configuration\n\nTRL {trl} with transformers {transformers}; "
-    "its four configurations inherit these fields of `TrainingArguments`.",
+    "TrainingArguments": "## TRL: fields of every configuration\n\nTRL {trl} with transformers "
+    "{transformers}. Its configurations inherit these fields of `TrainingArguments`.",
     "GRPOConfig": "## TRL: GRPOConfig",
     "DPOConfig": "## TRL: DPOConfig",
     "RewardConfig": "## TRL: RewardConfig",

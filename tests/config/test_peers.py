@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import fnmatch
 import inspect
+import itertools
 import json
 import random
 import re
@@ -55,28 +56,25 @@ def algorithm_of(cls: str) -> str:
 
 
 def row_of(cls: str, field: str) -> Row:
-    """Return the one row of a field of TRL's."""
-    group = (
-        SHARED
-        if field not in TRL[cls] or cls not in {g for r in rows() if r.field == field for g in r.groups}
-        else cls
-    )
-    (row,) = [row for row in rows() if row.field == field and group in row.groups]
-    return row
+    """Return the row of a field of one of TRL's classes."""
+    found = [row for row in rows() if row.peer == "TRL" and row.field == field]
+    return next((row for row in found if cls in row.groups), found[0])
 
 
 def fields_of_trl() -> list[Field]:
-    """Return every field of TRL's classes, in each class that has it."""
-    found = []
+    """Return every field of TRL's classes. A field that they all inherit stands once, with any algorithm."""
+    turns = itertools.cycle(ALGORITHM.values())
+    found = [
+        (field, next(turns), row_of(SHARED, field), what["default"]) for field, what in TRL[SHARED].items()
+    ]
     for cls in classes():
-        inherited = TRL[SHARED] if cls.endswith("Config") and cls != "ModelConfig" else {}
-        for field, what in {**inherited, **TRL[cls]}.items():
+        for field, what in TRL[cls].items():
             found.append((field, algorithm_of(cls), row_of(cls, field), what.get("default", "x")))
     return found
 
 
 def our_fields(cls: Any = Config, above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield dotted name, type and default of every section and field, those of our algorithms and engines too."""
+    """Yield dotted name, type and default of every section and field, our algorithms' and engines' too."""
     registries = {"algorithm": ALGORITHMS, "engine": ENGINES}
     hints = typing.get_type_hints(cls, include_extras=True)
     for f in dataclasses.fields(cls):
@@ -109,11 +107,13 @@ def accepts(setting: str, value: Any) -> bool:
 
 def message(flags: list[str], algorithm: str) -> str:
     """Return the message with which a configuration is refused, in which flags set further fields."""
-    tree = {**TREE, "algorithm": {"name": algorithm}}
-    with pytest.raises(ConfigError) as refused:
+    tree = {**{name: {**section} for name, section in TREE.items()}, "algorithm": {"name": algorithm}}
+    try:
         config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", flags)
         with_options(config, "algorithm", ALGORITHMS[algorithm], origins)
-    return str(refused.value)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError(f"nothing refuses {flags}")
 
 
 def lacks(said: str, row: Row, value: Any) -> str:
@@ -141,25 +141,36 @@ def test_no_table_has_a_name_twice() -> None:
         assert len(found) == len(set(found))
 
 
-@pytest.mark.parametrize("row", [*rows(), *values().values()], ids=lambda row: f"{row.peer}-{row.field}")
-def test_a_row_is_well_formed(row: Row) -> None:
+def read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def test_the_rows_are_well_formed() -> None:
     """The settings of a row exist, and may have the values that the row gives them."""
     arguments = inspect.signature(package.Trainer).parameters
-    for setting in row.settings:
-        argument = re.fullmatch(r"oat\.Trainer\((\w+)\)", setting)
-        assert argument[1] in arguments if argument else setting in OURS
-    assert row.remark
-    assert row.remark.endswith(".")
-    assert "more" not in vars(row)
-    for entry in filter(None, row.conversion.split("; ")) if row.conversion not in ("=", "whole") else ():
-        key, ours = entry.split(" -> ")
-        given = row.converted(json.loads(key) if key in ("true", "false", "null") else key)
-        assert ours in ("=", "-") or all(accepts(setting, value) for setting, value in (given or {}).items())
+    for row in (*rows(), *values().values()):
+        for setting in row.settings:
+            argument = re.fullmatch(r"oat\.Trainer\((\w+)\)", setting)
+            assert argument[1] in arguments if argument else setting in OURS, row
+        assert row.remark.endswith("."), row
+        assert len(row.remark) < 250, row
+        entries = [] if row.conversion in ("", "=", "whole") else row.conversion.split("; ")
+        for entry in entries:
+            key, ours = entry.split(" -> ")
+            given = row.converted(read(key)) or {}
+            assert ours in ("=", "-") or given, row
+            assert ours == "=" or all(accepts(*pair) for pair in given.items()), row
+            assert ours == "=" or {setting.split(".")[0] for setting in given} <= {
+                setting.split(".")[0] for setting in row.settings
+            }, row
 
 
 def test_defaults_are_accepted_and_are_what_the_remarks_say() -> None:
-    """A default of TRL's, converted, is a value that our setting may have. Where a remark says that defaults are
-    equal, or what they are, they are so."""
+    """A default of TRL's, converted, is a value that our setting may have. If a remark says that defaults are
+    equal, or what they are, it is so."""
     for field, algorithm, row, default in fields_of_trl():
         if row.groups[0].endswith("Trainer") or default is None:
             continue
@@ -189,13 +200,13 @@ def test_the_families_of_algorithms_are_all_there() -> None:
         assert (family_of(name) == "group") == ("kl_coef" in part.Config.__dataclass_fields__), name
 
 
-PLACES = ("", "args.", "training_args.", "learner.", "algorithm.", "trainer.args.", "sampling.")
+ARGUMENTS = ("args.", "training_args.", "trainer.args.")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["", "args.", "learner.", "algorithm.", "sampling."])
 def test_a_name_of_trl_is_translated_wherever_it_stands(place: str) -> None:
-    """Every field of TRL's, at every place of a file or flag, gets its row's answer. A setting of ours that has
-    the name at this place is left out."""
+    """Every field of TRL's, at every place of a file or flag, gets its row's answer, except where a setting
+    of ours has the name."""
     answered = 0
     for number, (field, algorithm, row, default) in enumerate(fields_of_trl()):
         section = {"learner": "learner", "sampling": "sampling", "algorithm": "algorithm"}.get(place[:-1])
@@ -203,24 +214,25 @@ def test_a_name_of_trl_is_translated_wherever_it_stands(place: str) -> None:
         if (place == "" or section) and (own in OURS or (own,) == row.settings):
             continue
         name = field.replace("_", "-") if number % 2 else field
-        said = message([f"--{place}{name}", written(default)], algorithm)
+        stands = ARGUMENTS[number % 3] if place == "args." else place
+        said = message([f"--{stands}{name}", written(default)], algorithm)
         value = load._parse("", written(default))
         assert not lacks(said, row, value), (said, row)
         assert said.count("\n") == 0
         answered += 1
-    assert answered > 500
+    assert answered > 200
 
 
 def test_other_peers_names_are_translated() -> None:
+    """So is every other name, with the answer of the library that comes first in the tables."""
     for row in rows():
         if row.peer == "TRL" or row.settings == (row.field,) or row.field in OURS:
             continue
         algorithm = {"dpo": "dpo", "sft": "sft", "rm": "reward_model"}.get(row.groups[0], "grpo")
-        if row.field == "train_batch_size":  # OpenRLHF's older flag comes before the common name
-            row = find([row.field], algorithm)[0]
+        first = find(row.field.split("."), algorithm)[0]
+        assert first.field == row.field
         said = message([f"--{row.field}", "1"], algorithm)
-        shown = row if not row.field.startswith("algorithm.") else find(row.field.split("."), algorithm)[0]
-        assert not lacks(said, shown, 1), (said, row)
+        assert not lacks(said, first, 1), (said, row)
 
 
 def test_a_last_part_alone_is_enough_where_it_is_unambiguous() -> None:
@@ -247,7 +259,7 @@ def trainer_message(**given: Any) -> str:
 
 
 def test_a_name_of_trl_is_translated_from_python() -> None:
-    """Every field and argument of TRL's, as an argument of oat.Trainer, within `args`, and within a section."""
+    """Every field and argument of TRL's: as an argument of oat.Trainer, in `args`, and in a section."""
     taken = set(inspect.signature(package.Trainer).parameters) | {f.name for f in dataclasses.fields(Config)}
     for field, algorithm, row, default in fields_of_trl():
         part = {"algorithm": {"name": algorithm}}
@@ -273,9 +285,8 @@ def test_the_arguments_of_trls_trainer_are_all_named_at_once() -> None:
         "oat.Trainer(peft_config=...)",
         "oat.Trainer",
     ]
-    for line, expected in zip(
-        lines, ("oracle=...", "prompts=...", '"samples": 4', "model.lora", "oracle=...")
-    ):
+    told = ("oracle=...", "prompts=...", '"samples": 4', "model.lora", "oracle=...")
+    for line, expected in zip(lines, told, strict=True):
         assert expected in line
     assert "use_vllm" in lines[2]
     assert "debug" not in lines[2]
@@ -363,7 +374,7 @@ def test_fifty_names_given_to_the_command(here: Path, capsys: pytest.CaptureFixt
         assert oat("train", "run.yaml", *flags) == 2
         said = capsys.readouterr().err
         assert not lacks(said, row, default), (said, row)
-        assert said.startswith(f"oat: error: --{field}: " if flags else "oat: error: run.yaml:"), said
+        assert said.startswith(f"oat train: --{field}: " if flags else "oat train: run.yaml:"), said
 
 
 def test_the_tables_are_read_only_for_a_message() -> None:

@@ -94,11 +94,19 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:
     """Yield a field and its value or, if the value is a section that no table has as a whole, those of its
     fields."""
     section = _fields_of(value)
-    if section and (path[-1] == "args" or not is_listed(path)):
+    if section and (path[-1] == "args" or not is_listed(path) or _is_listed_within(path, section)):
         for name, part in section.items():
             yield from _leaves((*path, str(name)), part)
     else:
         yield path, value
+
+
+def _is_listed_within(path: tuple[str, ...], section: Mapping[Any, Any]) -> bool:
+    """Return True if a table has a field of a section as a whole, such as `reward.remote_url`."""
+    return any(
+        is_listed((*path, str(name))) or _is_listed_within((*path, str(name)), _fields_of(part))
+        for name, part in section.items()
+    )
 
 
 def _fields_of(value: Any) -> Mapping[Any, Any]:
@@ -122,7 +130,8 @@ def _is_object(value: Any) -> bool:
 
 def _rows(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
     """Return the rows of a field, but for rows that would only repeat its name."""
-    return tuple(row for row in find(path, algorithm) if row.settings != (".".join(path),))
+    own = ".".join(path).replace("-", "_")
+    return tuple(row for row in find(path, algorithm) if row.settings != (own,))
 
 
 def _is_said(name: str, path: tuple[str, ...], leaves: Sequence[Leaf], algorithm: str | None) -> bool:

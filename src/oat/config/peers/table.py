@@ -136,7 +136,7 @@ def find(path: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
         if found:
             return _fitting(found, algorithm)
     found = by_last.get(parts[-1], ())
-    if len(parts[-1]) < 4 or len({(row.settings, row.conversion) for row in found}) != 1:
+    if "_" not in parts[-1] or len({(row.settings, row.conversion) for row in found}) != 1:
         return ()
     return found[:1]
 
