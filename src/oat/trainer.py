@@ -72,6 +72,8 @@ class Trainer:
       classes are stored by name (`python:reward`). So the same lines of Python continue the run.
     * The run trains a copy of a given model.
 
+    `model`, `oracle` and `prompts` must be given.
+
     Args:
         model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model`
             of a configuration.

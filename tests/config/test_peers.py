@@ -310,6 +310,16 @@ def test_several_fields_of_an_unknown_section_are_a_list() -> None:
         assert expected in said
 
 
+def test_a_whole_file_of_trl_is_translated_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = "num_generations: 4\nbeta: 0.04\nuse_vllm: true\nsave_steps: 5\n"
+    (here / "run.yaml").write_text(MINIMAL + theirs, encoding="utf-8")
+    assert oat("train", "run.yaml") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("oat train: run.yaml:17: ")
+    for expected in ("algorithm.samples: 4", "algorithm.kl_coef: 0.04", "checkpoint.every: 5", "use_vllm"):
+        assert expected in said
+
+
 def test_the_algorithm_decides_what_a_name_means() -> None:
     assert "algorithm.kl_coef" in message(["--beta", "0.1"], "grpo")
     assert "learner.betas" not in message(["--algorithm.beta", "0.1"], "grpo")

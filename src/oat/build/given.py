@@ -204,7 +204,11 @@ def check_arguments(needed: Mapping[str, Any], algorithm: Any, sections: Mapping
     lines = [
         str(
             unknown_field(
-                (argument,), known, {(argument,): f"oat.Trainer({argument}=...)"}, value=value, algorithm=name
+                (argument,),
+                known,
+                {(argument,): f"oat.Trainer({argument}=...)"},
+                unknown={argument: value},
+                algorithm=name,
             )
         )
         for argument, value in sections.items()

@@ -74,7 +74,7 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"`Config` of {component.name} is {cls!r}; make it a dataclass, or leave it out")
     names = {f.name for f in dataclasses.fields(cls)}
-    for option, value in component.options.items():
+    for option in component.options:
         if option not in names:
             readers = [
                 name
@@ -82,8 +82,9 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
                 if section == "algorithm" and option in other.Config.__dataclass_fields__
             ]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
+            unknown = {name: value for name, value in component.options.items() if name not in names}
             raise unknown_field(
-                (section, option), names, origins, hint, value=value, algorithm=config.algorithm.name
+                (section, option), names, origins, hint, unknown=unknown, algorithm=config.algorithm.name
             )
     options = dataclasses.asdict(convert(cls, component.options, (section,), origins))
     return Component(component.name, options)

@@ -173,7 +173,11 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
         if takes is not None and option not in takes:
             valid = {f.name for f in dataclasses.fields(oracle)} | takes
             raise unknown_field(
-                (*path, option), valid, origins, f" of {oracle.name}", value=oracle.options[option]
+                (*path, option),
+                valid,
+                origins,
+                f" of {oracle.name}",
+                unknown={option: oracle.options[option]},
             )
 
 

@@ -139,7 +139,8 @@ def convert(
         elif "options" in fields and isinstance(key, str):
             options[key] = value
         else:
-            raise unknown_field((*path, str(key)), fields, origins, value=value, algorithm=algorithm)
+            unknown = {str(name): data[name] for name in data if name not in fields}
+            raise unknown_field((*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm)
     if "options" in fields:
         values["options"] = options
     for name in needed:
@@ -185,7 +186,7 @@ def unknown_field(
     origins: Origins,
     hint: str = "",
     *,
-    value: Any = None,
+    unknown: Mapping[str, Any] | None = None,
     algorithm: str | None = None,
 ) -> ConfigError:
     """Return the error about a field that nothing reads, with the message of `oat.config.unknown`.
@@ -194,13 +195,13 @@ def unknown_field(
         path: path of the unknown field.
         valid: names of the fields that its section has.
         hint: text that follows the field's name in the message.
-        value: its value.
+        unknown: the unknown fields of its section, with their values; None: their values are not known.
         algorithm: name of the run's algorithm; None: not known.
     """
     from oat.config.unknown import described
 
     names = sorted(name for name in valid if name != "options")
-    return ConfigError(described(where(path, origins), path, names, hint, value, algorithm))
+    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm))
 
 
 def algorithm_in(tree: Any) -> str | None:

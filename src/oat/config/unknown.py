@@ -25,9 +25,15 @@ Leaf = tuple[tuple[str, ...], Any]
 
 
 def described(
-    place: str, path: tuple[str, ...], valid: Sequence[str], hint: str, value: Any, algorithm: str | None
+    place: str,
+    path: tuple[str, ...],
+    valid: Sequence[str],
+    hint: str,
+    unknown: Mapping[str, Any],
+    algorithm: str | None,
 ) -> str:
-    """Return the message about an unknown field.
+    """Return the message about the first unknown field of a section. If the tables of names have it, the
+    message also translates the other ones that they have.
 
     The tables of names have the first word, since they know what a name means. Otherwise the message proposes
     the fields of other sections that `_elsewhere` finds, or the field of the same section with the most
@@ -38,17 +44,29 @@ def described(
         path: path of the unknown field.
         valid: names of the fields that its section has.
         hint: text that follows the field's name in the message.
-        value: its value; an object whose fields are settings, such as TRL's GRPOConfig, is read too.
+        unknown: the unknown fields of its section and their values, this one first. A value may be an object
+            whose fields are settings, such as TRL's GRPOConfig.
         algorithm: name of the run's algorithm; None: not known.
     """
     wrong = f"{place}: nothing reads the field `{'.'.join(path)}`{hint}"
+    value = unknown.get(path[-1])
     leaves = [leaf for leaf in _leaves(path, value) if _rows(leaf[0], algorithm)]
     near = difflib.get_close_matches(path[-1].replace("-", "_"), valid, n=1, cutoff=0.85)
     if leaves:
+        others = (
+            each
+            for name in unknown
+            if name != path[-1]
+            for each in _leaves((*path[:-1], name), unknown[name])
+        )
+        leaves += [leaf for leaf in others if _rows(leaf[0], algorithm)]
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo else ""
         return f"{wrong}; {first}{_translated(place, leaves, algorithm)}"
-    found = _elsewhere(path, valid)
+    is_typo = bool(near) and path[-1] not in {
+        name.rpartition(".")[2] for name in field_names(has_parts=False)
+    }
+    found = [] if is_typo else _elsewhere(path, valid)
     if found:
         written = f" (from Python: {_arguments(dict.fromkeys(found[:1], ...))})" if _is_python(place) else ""
         return (
@@ -73,16 +91,20 @@ def advice_on_value(path: tuple[str, ...], value: Any) -> str:
     return f"write {_written('', ours)}. {row.remark.rstrip('.')}" if ours else _begun_small(row.remark)
 
 
-def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
+def field_names(cls: Any = Config, above: str = "", *, has_parts: bool = True) -> Iterator[str]:
     """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
-    engines."""
+    engines.
+
+    Args:
+        has_parts: False: without the algorithms and engines, which have to be imported.
+    """
     types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
         parts = [
             t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)
         ]
-        if cls is Config and f.name in registries:
+        if has_parts and cls is Config and f.name in registries:
             parts += [part.Config for part in registries[f.name].values()]
         if f.name != "options" and (above or not parts):
             yield name
@@ -222,7 +244,9 @@ def _arguments(ours: Mapping[str, Any]) -> str:
         *sections, last = setting.split(".")
         inner = tree
         for section in sections:
-            inner = inner.setdefault(section, {})
+            if not isinstance(inner.get(section), dict):
+                inner[section] = {}
+            inner = inner[section]
         inner[last] = value
     return ", ".join(f"{name}={_code(value)}" for name, value in tree.items())
 
