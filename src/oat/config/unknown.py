@@ -178,7 +178,9 @@ def _translated(place: str, leaves: Sequence[Leaf], algorithm: str | None) -> st
         given = row.converted(value)
         ours |= given or {}
         if given or (given is None and row.settings):
-            texts.append(f"`{row.field}` is {_written(place, given or dict.fromkeys(row.settings, ...))}")
+            verb = "is" if given else "belongs to"
+            ours_of = given or dict.fromkeys(row.settings, ...)
+            texts.append(f"`{row.field}` {verb} {_written(place, ours_of)}")
         else:
             unused.append(f"`{row.field}`")
     if unused:
