@@ -20,6 +20,8 @@ _MOST = 4
 """Largest number of fields that a message proposes."""
 _MOST_LEAVES = 8
 """Largest number of fields of an unknown section that a message translates."""
+_LONGEST = 100
+"""Number of characters of a name for which a similar one is sought."""
 Leaf = tuple[tuple[str, ...], Any]
 """A field with the sections around it, and its value."""
 
@@ -51,7 +53,8 @@ def described(
     wrong = f"{place}: nothing reads the field `{'.'.join(path)}`{hint}"
     value = unknown.get(path[-1])
     leaves = [leaf for leaf in _leaves(path, value) if _rows(leaf[0], algorithm)]
-    near = difflib.get_close_matches(path[-1].replace("-", "_"), valid, n=1, cutoff=0.85)
+    last = path[-1].replace("-", "_")[:_LONGEST]
+    near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
     if leaves:
         others = (
             each
@@ -74,7 +77,7 @@ def described(
             f"{', '.join(valid) or 'none'}"
         )
     listed = did_you_mean(path[-1], valid)
-    theirs = difflib.get_close_matches(path[-1].replace("-", "_"), names(), n=1, cutoff=0.85)
+    theirs = difflib.get_close_matches(last, names(), n=1, cutoff=0.85)
     if theirs and not listed.startswith("did"):
         return (
             f"{wrong}; did you mean `{theirs[0]}`? {_translated(place, [((theirs[0],), value)], algorithm)}"
