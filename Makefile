@@ -49,8 +49,8 @@ tests: setup
 
 # All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the
 # transformers of constraints.txt and with the oldest that is supported; and wandb and mlflow, in an environment that
-# has them. The large rows of the fault table are `make faults`.
-test-slow: setup $(OLDEST)/.installed $(TRACKERS)/.installed
+# has them; and TRL's fields, in its own. The large rows of the fault table are `make faults`.
+test-slow: setup $(OLDEST)/.installed $(TRACKERS)/.installed $(PEERS)/trl/.installed
 	$(PYTEST) -m "not large" -k "not other_seeds" --serialise tests/learning tests/faults $(foreach name,$(LONG) $(WIRED),--ignore=tests/faults/test_$(name).py)
 	$(PYTEST) -m "slow and not large" --durations=10
 	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST)) -m "slow and not fault"

@@ -10,7 +10,7 @@ from typing import Any
 
 from oat.build.about import about
 from oat.build.fixed import as_begun
-from oat.build.given import Given, merged, name_of, places, tree_of
+from oat.build.given import Given, check_arguments, merged, name_of, places, tree_of
 from oat.build.open_run import opened_again
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
@@ -72,6 +72,8 @@ class Trainer:
       classes are stored by name (`python:reward`). So the same lines of Python continue the run.
     * The run trains a copy of a given model.
 
+    `model`, `oracle` and `prompts` must be given.
+
     Args:
         model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model`
             of a configuration.
@@ -94,15 +96,15 @@ class Trainer:
             `learner={"learning_rate": 1e-5}` or `seed=1`.
 
     Raises:
-        ConfigError: `oat check` would refuse the configuration.
+        ConfigError: `oat check` would refuse the configuration, or an argument is missing or unknown.
     """
 
     def __init__(
         self,
         *,
-        model: Any,
-        oracle: Any,
-        prompts: Any,
+        model: Any = ...,
+        oracle: Any = ...,
+        prompts: Any = ...,
         algorithm: Any = "grpo",
         tokenizer: Any = None,
         run_dir: str | Path | None = None,
@@ -112,6 +114,7 @@ class Trainer:
         quiet: bool = False,
         **sections: Any,
     ):
+        check_arguments({"model": model, "oracle": oracle, "prompts": prompts}, algorithm, sections)
         tree = tree_of(model, oracle, prompts, algorithm, sections)
         name = tree["algorithm"].get("name")
         own = name if isinstance(name, str) else getattr(name, "__name__", "run")

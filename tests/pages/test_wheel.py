@@ -35,6 +35,7 @@ def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
     run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", str(ROOT))
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     run(python, "-m", "pip", "install", "--quiet", *constraints, str(wheel))
+    assert "samples" in run(python, "-c", "from oat.config.peers.table import rows; print(rows())")
     said = run(str(tmp_path / "fresh" / "bin" / "oat"), "quickstart")
     assert re.search(r"^grpo +20480 +0\.\d+ -> 0\.[5-9]", said, re.MULTILINE), said
     assert "no plot, since matplotlib is missing" in said

@@ -8,6 +8,7 @@ written into the run's directory, and functions and classes are recognised by th
 import filecmp
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 
 from oat.build.directory import claim
 from oat.build.fingerprints import GIVEN
-from oat.config.settings import DEFAULT_PARTS
+from oat.config.load import algorithm_in, unknown_field
+from oat.config.settings import DEFAULT_PARTS, Config
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, DataError
@@ -184,6 +186,38 @@ def _keep_frozen(model: Any, section: Tree) -> None:
             "changes what its layers compute, whichever they are; give a model with model.requires_grad_"
             "(True), and name the layers to adapt in model.lora.targets, or leave model.lora out"
         )
+
+
+def check_arguments(needed: Mapping[str, Any], algorithm: Any, sections: Mapping[str, Any]) -> None:
+    """Refuse arguments of `oat.Trainer` that no configuration has, such as those of TRL's trainers.
+
+    Args:
+        needed: the arguments that must be given; `...` is one that is missing.
+        algorithm: as in `tree_of`.
+        sections: every other section and field.
+
+    Raises:
+        ConfigError: an argument is missing or unknown. Each unknown one has its own line in the message.
+    """
+    known = [f.name for f in fields(Config)]
+    name = algorithm_in({"algorithm": algorithm})
+    lines = [
+        str(
+            unknown_field(
+                (argument,),
+                known,
+                {(argument,): f"oat.Trainer({argument}=...)"},
+                unknown={argument: value},
+                algorithm=name,
+            )
+        )
+        for argument, value in sections.items()
+        if argument not in (*known, "router")
+    ]
+    missing = [argument for argument, value in needed.items() if value is ...]
+    if lines or missing:
+        asked = f"oat.Trainer: give {', '.join(f'{argument}=...' for argument in missing)} (docs/python.md)"
+        raise ConfigError("\n".join([*lines, asked] if missing else lines))
 
 
 def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Mapping[str, Any]) -> Tree:

@@ -41,7 +41,11 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
     try:
         registry.refuse_unknown(name)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        from oat.config.unknown import advice_on_value
+
+        advice = advice_on_value((section, "name"), name)
+        said = f"there is no {section} {name!r}; {advice}" if advice else str(error)
+        raise ConfigError(f"{place}: {said}") from None
     with blaming(config, origins, f"{section}.name"):
         found = registry.load(name)
     is_objective = Objective in getattr(found, "__mro__", ())
@@ -78,7 +82,10 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
                 if section == "algorithm" and option in other.Config.__dataclass_fields__
             ]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
-            raise unknown_field((section, option), names, origins, hint)
+            unknown = {name: value for name, value in component.options.items() if name not in names}
+            raise unknown_field(
+                (section, option), names, origins, hint, unknown=unknown, algorithm=config.algorithm.name
+            )
     options = dataclasses.asdict(convert(cls, component.options, (section,), origins))
     return Component(component.name, options)
 

@@ -172,7 +172,13 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
     for option in oracle.options:
         if takes is not None and option not in takes:
             valid = {f.name for f in dataclasses.fields(oracle)} | takes
-            raise unknown_field((*path, option), valid, origins, f" of {oracle.name}")
+            raise unknown_field(
+                (*path, option),
+                valid,
+                origins,
+                f" of {oracle.name}",
+                unknown={option: oracle.options[option]},
+            )
 
 
 def _with_stop(config: Config) -> Config:

@@ -1,12 +1,12 @@
 """Reading and writing a configuration: a YAML file and command-line flags become the typed tree of
 `oat.config.settings`. A flag overrides the file.
 
-A field that nothing reads is an error. Its message proposes similar fields that exist (`unknown_field`).
+A field that nothing reads is an error. Its message says what another library's name is called here, and
+proposes similar fields that exist (`unknown_field`).
 """
 
 import dataclasses
 import datetime
-import difflib
 import functools
 import json
 import re
@@ -19,17 +19,13 @@ import msgspec
 import yaml
 
 from oat.config.settings import DEFAULT_PARTS, Config
-from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
+from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
 from oat.files import is_utf8, seen, start
-from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
 """The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
 path () has the name of the file."""
 
-
-_MOST = 4
-"""Largest number of fields that a message proposes."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
@@ -101,7 +97,9 @@ def _converted(tree: dict[str, Any], origins: Origins) -> Config:
     return config
 
 
-def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
+def convert(
+    cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins, algorithm: str | None = None
+) -> Any:
     """Make a dataclass from a mapping.
 
     * If the class has a field `options`, the keys that name no field go into `options`. Otherwise every key
@@ -110,6 +108,7 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
 
     Args:
         path: the place of the mapping in the tree, for messages.
+        algorithm: name of the run's algorithm, for messages; None: not known, or the mapping names it.
 
     Raises:
         ConfigError: a field is unknown, ill-typed, or missing and without a default.
@@ -131,21 +130,22 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
             f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}"
         )
     if cls is Config:
-        data = _without_router(data, origins)
+        data, algorithm = _without_router(data, origins), algorithm_in(data)
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in data.items():
         if key in fields and key != "options":
-            values[key] = _value(types[key], value, (*path, key), origins)
+            values[key] = _value(types[key], value, (*path, key), origins, algorithm)
         elif "options" in fields and isinstance(key, str):
             options[key] = value
         else:
-            raise unknown_field((*path, str(key)), fields, origins)
+            unknown = {str(name): data[name] for name in data if name not in fields}
+            raise unknown_field((*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm)
     if "options" in fields:
         values["options"] = options
     for name in needed:
         if name not in values and dataclasses.is_dataclass(types[name]):
-            values[name] = _value(types[name], None, (*path, name), origins)
+            values[name] = _value(types[name], None, (*path, name), origins, algorithm)
         elif name not in values:
             field = _dotted((*path, name))
             raise ConfigError(
@@ -180,70 +180,35 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
     return {name: value for name, value in tree.items() if name != "router"}
 
 
-def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """Return the error about a field that nothing reads.
-
-    The message proposes the fields of other sections that `_elsewhere` finds. If it finds none, the message
-    proposes the field of the same section with the most similar name.
+def unknown_field(
+    path: tuple[str, ...],
+    valid: Any,
+    origins: Origins,
+    hint: str = "",
+    *,
+    unknown: Mapping[str, Any] | None = None,
+    algorithm: str | None = None,
+) -> ConfigError:
+    """Return the error about a field that nothing reads, with the message of `oat.config.unknown`.
 
     Args:
         path: path of the unknown field.
         valid: names of the fields that its section has.
         hint: text that follows the field's name in the message.
+        unknown: the unknown fields of its section, with their values; None: their values are not known.
+        algorithm: name of the run's algorithm; None: not known.
     """
-    names, place = sorted(name for name in valid if name != "options"), where(path, origins)
-    found = _elsewhere(path, names)
-    wrong = f"{place}: nothing reads the field `{_dotted(path)}`{hint}"
-    if not found:
-        return ConfigError(f"{wrong}; {did_you_mean(path[-1], names)}")
-    written = f" (from Python: {_as_argument(found[0])})" if place.startswith("oat.Trainer") else ""
-    return ConfigError(
-        f"{wrong}; did you mean {' or '.join(f'`{name}`' for name in found)}{written}? valid here: "
-        f"{', '.join(names) or 'none'}"
-    )
+    from oat.config.unknown import described
+
+    names = sorted(name for name in valid if name != "options")
+    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm))
 
 
-def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
-    """Return the dotted names of at most `_MOST` fields of other sections. The user may have meant one of
-    these fields.
-
-    They are the fields whose last part is equal to that of `path`. If there are none, they are the fields
-    with the most similar last part. But if a field of the path's own section has a similar name, return none.
-
-    Args:
-        names: the fields of the path's own section.
-    """
-    known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
-    lasts = [name.rpartition(".")[2] for name in known]
-    nearest = [path[-1]]
-    if path[-1] not in lasts and not difflib.get_close_matches(path[-1], names, n=1):
-        nearest = difflib.get_close_matches(path[-1], lasts, n=1, cutoff=0.75)
-    return [name for name, last in zip(known, lasts, strict=True) if last in nearest][:_MOST]
-
-
-def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
-    """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
-    engines."""
-    types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
-    for f in dataclasses.fields(cls):
-        name = f"{above}{f.name}"
-        parts = [
-            t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)
-        ]
-        if cls is Config and f.name in registries:
-            parts += [part.Config for part in registries[f.name].values()]
-        if f.name != "options" and (above or not parts):
-            yield name
-        for part in parts:
-            yield from _field_names(part, f"{name}.")
-
-
-def _as_argument(name: str) -> str:
-    first, *rest = name.split(".")
-    value = "..."
-    for part in reversed(rest):
-        value = f'{{"{part}": {value}}}'
-    return f"{first}={value}"
+def algorithm_in(tree: Any) -> str | None:
+    """Return the name of the algorithm in the tree of a configuration; None: it has none, or none by name."""
+    section = tree.get("algorithm") if isinstance(tree, Mapping) else None
+    name = section.get("name") if isinstance(section, Mapping) else section
+    return name if isinstance(name, str) else None
 
 
 def where(path: tuple[str, ...], origins: Origins) -> str:
@@ -339,7 +304,9 @@ def tree_to_yaml(tree: Mapping[str, Any]) -> str:
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
+def _value(
+    annotation: Any, value: Any, path: tuple[str, ...], origins: Origins, algorithm: str | None
+) -> Any:
     kinds = (annotation, *getattr(annotation, "__args__", ()))
     section: Any = next((t for t in kinds if dataclasses.is_dataclass(t)), None)
     if (
@@ -347,17 +314,22 @@ def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins)
         and (value is not None or type(None) not in kinds)
         and not (isinstance(value, str) and str in kinds)
     ):
-        return convert(section, {} if value is None else value, path, origins)
+        return convert(section, {} if value is None else value, path, origins, algorithm)
     entry: Any = next((t.__args__[0] for t in kinds if get_origin(t) is tuple), None)
     if isinstance(value, list) and any(dataclasses.is_dataclass(t) for t in getattr(entry, "__args__", ())):
-        return tuple(_value(entry, part, (*path, str(place)), origins) for place, part in enumerate(value))
+        return tuple(
+            _value(entry, part, (*path, str(place)), origins, algorithm) for place, part in enumerate(value)
+        )
     if value is False and "off" in kinds:  # YAML 1.1 reads `off` as False
         value = "off"
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
+        from oat.config.unknown import advice_on_value
+
         raise ConfigError(
-            f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; correct its value"
+            f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; "
+            f"{advice_on_value(path, value) or 'correct its value'}"
         ) from None
 
 

@@ -1,0 +1,215 @@
+"""The table of names: settings of TRL, OpenRLHF and verl, and names that are in common use.
+
+The rows are in the files `*.csv` beside this module, with `|` between the columns:
+
+* group: the classes or commands that have the field, separated by spaces. `older`: names that the library had
+  before. In `values.csv` it is a setting of ours, and the field is a value that it would have elsewhere;
+* field: its name there, with dots if it is in sections;
+* settings: our settings, separated by spaces. None: the name means nothing here. `oat.Trainer(x)` is the
+  argument x of `oat.Trainer`;
+* conversion: how a value becomes ours. `=`: it is the same, for every setting of the row. `whole`: so is a
+  whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
+  other is the same. Empty: it has to be worked out, as the remark says;
+* remark: one sentence on what differs, or why there is no such setting.
+
+Only this module reads the files, and only when somebody asks.
+"""
+
+import csv
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oat.plugins.registry import ALGORITHMS
+
+HERE = Path(__file__).parent
+FILES = {
+    "trl": "TRL",
+    "trl_training": "TRL",
+    "openrlhf": "OpenRLHF",
+    "verl": "verl",
+    "common": "",
+}
+"""The files of names, in the order in which they are searched, each with the name of its library; "": names
+that belong to no single library."""
+PAIRS = frozenset(
+    [
+        "aot",
+        "apo_down",
+        "apo_zero",
+        "bnf",
+        "cpo",
+        "discopop",
+        "dpo",
+        "exo",
+        "frozen",
+        "ipo",
+        "kto",
+        "nca",
+        "orpo",
+        "robust_dpo",
+        "simpo",
+        "slic",
+        "sppo_hard",
+        "xpo",
+    ]
+)
+"""Our algorithms for which the names of DPO are the right ones."""
+_KIN = {"pairs": ("DPO", "dpo"), "sft": ("SFT", "sft"), "reward": ("Reward", "rm"), "group": ("GRPO", "ppo")}
+"""For each family of our algorithms, how the groups of the peers' classes and commands for it begin."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One name of a peer. The columns are described at the head of this file.
+
+    Attributes:
+        peer: name of the library, or "".
+    """
+
+    peer: str
+    groups: tuple[str, ...]
+    field: str
+    settings: tuple[str, ...]
+    conversion: str
+    remark: str
+
+    def converted(self, value: Any) -> dict[str, Any] | None:
+        """Return our settings for a value of the peer's. Empty: the value needs no setting. None: the value
+        has to be worked out, or has no counterpart."""
+        if self.conversion in ("=", "whole"):
+            return self._same(value)
+        known = dict(entry.split(" -> ") for entry in self.conversion.split("; ") if entry)
+        word = next((known[key] for key in known if key != "*" and _is_value(key, value)), known.get("*"))
+        if word is None:
+            return None
+        if word == "=":
+            return self._same(value)
+        pairs = [pair.split("=", 1) for pair in word.split(" & ")] if word != "-" else []
+        return {setting: _value(text) for setting, text in pairs}
+
+    def _same(self, value: Any) -> dict[str, Any] | None:
+        if self.conversion == "whole":
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                return None
+            if number < 1 or not number.is_integer():
+                return None
+            value = int(number)
+        return None if isinstance(value, Mapping) else dict.fromkeys(self.settings, value)
+
+
+@functools.cache
+def rows() -> tuple[Row, ...]:
+    """Return all rows of names, in the order in which they are searched."""
+    return tuple(row for file, peer in FILES.items() for row in _read(file, peer))
+
+
+@functools.cache
+def values() -> dict[tuple[str, str], Row]:
+    """Return the rows about values that a setting of ours would have elsewhere, by setting and value."""
+    return {(row.groups[0], row.field): row for row in _read("values", "")}
+
+
+def find(path: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
+    """Return the rows of a name; empty: no table has it.
+
+    A name in sections is sought as a whole, and then without its outer sections, so `args.beta` is `beta`. A
+    last part alone, such as `ppo_mini_batch_size`, is found if only one answer is possible.
+
+    Args:
+        path: the name, with the sections around it.
+        algorithm: name of the run's algorithm, which decides among several rows with the name; None: not
+            known.
+
+    Returns:
+        More than one row if the name has several meanings among which nothing decides.
+    """
+    by_field, by_last = _indexes()
+    parts = [part.replace("-", "_") for part in path]
+    for start in range(len(parts)):
+        found = by_field.get(".".join(parts[start:]))
+        if found:
+            return _fitting(found, algorithm)
+    found = by_last.get(parts[-1], ())
+    if "_" not in parts[-1] or len({(row.settings, row.conversion) for row in found}) != 1:
+        return ()
+    return found[:1]
+
+
+def is_listed(path: Sequence[str]) -> bool:
+    """Return True if a table has a name with all of its sections."""
+    return ".".join(path).replace("-", "_") in _indexes()[0]
+
+
+def names() -> Iterable[str]:
+    """Return the names that stand in no section."""
+    return [field for field in _indexes()[0] if "." not in field]
+
+
+def family_of(algorithm: str | None) -> str | None:
+    """Return the family of one of our algorithms, by its name; None: it is not one of ours."""
+    if algorithm not in ALGORITHMS:
+        return None
+    return {"sft": "sft", "reward_model": "reward"}.get(str(algorithm)) or (
+        "pairs" if algorithm in PAIRS else "group"
+    )
+
+
+def _fitting(found: tuple[Row, ...], algorithm: str | None) -> tuple[Row, ...]:
+    """Return those of the rows with one field that the first peer has and that belong to the algorithm. If
+    none belong to it, or it is not known, return all rows of the peer with different answers."""
+    found = tuple(row for row in found if row.peer == found[0].peer)
+    kin = _KIN.get(family_of(algorithm) or "", ())
+    fitting = [row for row in found if any(group.startswith(kin) for group in row.groups)] if kin else []
+    return tuple({row.settings: row for row in reversed(fitting or found)}.values())[::-1]
+
+
+@functools.cache
+def _indexes() -> tuple[dict[str, tuple[Row, ...]], dict[str, tuple[Row, ...]]]:
+    """Return the rows by field, and those of fields in sections by the last part."""
+    by_field: dict[str, tuple[Row, ...]] = {}
+    by_last: dict[str, tuple[Row, ...]] = {}
+    for row in rows():
+        by_field[row.field] = (*by_field.get(row.field, ()), row)
+        if "." in row.field:
+            last = row.field.rpartition(".")[2]
+            by_last[last] = (*by_last.get(last, ()), row)
+    return by_field, by_last
+
+
+def _read(file: str, peer: str) -> list[Row]:
+    with (HERE / f"{file}.csv").open(encoding="utf-8", newline="") as lines:
+        return [
+            Row(
+                peer,
+                tuple(row["group"].split()),
+                row["field"],
+                tuple(row["settings"].split() if "(" not in row["settings"] else [row["settings"]]),
+                row["conversion"],
+                row["remark"],
+            )
+            for row in csv.DictReader(lines, delimiter="|", quoting=csv.QUOTE_NONE, restkey="more")
+        ]
+
+
+def _is_value(key: str, value: Any) -> bool:
+    """Return True if a value, or the only value in a list, is the one that a key of a conversion names."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    known = _value(key)
+    return value == known and isinstance(value, bool) == isinstance(known, bool)
+
+
+def _value(text: str) -> Any:
+    """Read a value in a conversion: JSON, a list of words, or a word."""
+    if text.startswith("["):
+        return text[1:-1].split(", ")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
