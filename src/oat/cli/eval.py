@@ -26,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    with hearing_signals() as told, told.at_once(), unfinished():
+    if arguments.against is None:
+        from oat.build.targets import load_evaluated
+
+        load_evaluated(Path(arguments.target), flags)  # refuses what can be refused before torch is loaded
+    with hearing_signals("eval", arguments.target) as told, told.at_once(), unfinished():
         if arguments.against is not None:
             return _compare(arguments, flags)
         return _evaluate(arguments, flags)
@@ -34,11 +38,12 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 def _evaluate(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build.targets import resolve_evaluated
-    from oat.commands.eval import evaluate_once
-    from oat.reports.terminal import numbers_table
 
     target = Path(arguments.target)
     resolved = resolve_evaluated(target, flags)
+    from oat.commands.eval import evaluate_once
+    from oat.reports.terminal import numbers_table
+
     values = evaluate_once(resolved, target if target.is_dir() else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}

@@ -26,11 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_file
-    from oat.commands.features import judge_features, table
+    from oat.build.targets import load_file, resolve_file
 
-    with hearing_signals() as told, told.at_once():
+    config, _ = load_file(arguments.target, flags)  # refuses what can be refused before torch is loaded
+    with hearing_signals("features", config.model.path) as told, told.at_once():
         resolved = resolve_file(arguments.target, flags)
+        from oat.commands.features import judge_features, table
+
         found, asked = judge_features(resolved, arguments.prompts, arguments.samples, arguments.share)
     print(f"{table(found)}\noat features: {asked}")
     return 0
