@@ -150,11 +150,16 @@ def test_another_configuration_is_refused_with_the_differences(
         f"--from {run_dir}@STEP), or undo:"
     )
     assert refusal in error
-    section = json.dumps(dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"])
-    assert [line.strip() for line in error.splitlines() if line.startswith("  ")] == [
-        "algorithm.beta: 0.1 in the run, 0.5 now",
-        f"evaluation: null in the run, {section} now",
-        "seed: 0 in the run, 7 now",
+    section = dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"]
+    of_section = [
+        f"evaluation.{name}: null -> {json.dumps(value)}"
+        for name, value in section.items()
+        if value is not None
+    ]
+    assert [" ".join(line.split()) for line in error.splitlines() if line.startswith("  ")] == [
+        "algorithm.beta: 0.1 -> 0.5",
+        *sorted(of_section),
+        "seed: 0 -> 7",
     ]
     assert (tmp_path / "dpo" / "config.yaml").read_text() == before
 
@@ -209,7 +214,7 @@ def test_a_schedule_keeps_the_end_it_was_given(
     )
     assert train(config) == 0
     assert oat("train", config, "--stop.max_steps", "3") == 2
-    assert "learner.schedule_steps: 1 in the run, 3 now" in capsys.readouterr().err
+    assert "learner.schedule_steps: 1 -> 3" in capsys.readouterr().err
     assert train(config, "--stop.max_steps", "3", "--learner.schedule_steps", "1") == 0
 
 
@@ -359,7 +364,7 @@ def test_two_processes_do_not_share_a_directory(
     with (tmp_path / "dpo" / "lock").open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert oat("train", config) == 2
-        assert "in use by another process" in capsys.readouterr().err
+        assert "in use by another process; wait" in capsys.readouterr().err
     assert train(config) == 0
 
 
@@ -375,7 +380,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: P
         assert process.stdout.readline().startswith("oat train: 60 steps")
         process.stdout.close()
         assert process.wait(60) == 141
-        assert process.stderr.read() == f"oat train: loading {world.folder / "model"} ...\n"
+        assert process.stderr.read() == f"oat train: loading {world.folder / 'model'} ...\n"
 
 
 def test_bench_for_people_and_for_machines(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,7 @@ def open_run(
                 with home.interruption.at_once():
                     refuse_foreign(directory)  # another program may have written since
                     is_earlier = mark(directory)
+                    standing.sign()
                     run = _open(resolved, home, source, accept_changed, is_earlier=is_earlier)
             except BaseException:
                 if standing.is_there:
