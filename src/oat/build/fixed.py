@@ -238,7 +238,8 @@ def _by_setting(difference: _Difference) -> list[_Difference]:
     sides = [{} if value is None else value for value in values]
     if not all(isinstance(side, dict) for side in sides):
         return [difference]
-    return _differing(*sides, f"{field}.") or [difference]
+    before, now = sides
+    return _differing(before, now, f"{field}.") or [difference]
 
 
 def _listed(differences: Iterable[tuple[_Difference, str]]) -> str:

@@ -38,6 +38,7 @@ from oat.learner.limits import without_memory
 from oat.ledger.versions import changed_since
 from oat.loop import Run
 from oat.models.loading import load_tokenizer
+from oat.rundir.checkpoint_files import saved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
@@ -69,7 +70,8 @@ def open_run(
         life: what this process keeps of the run, if it has opened it before.
 
     Raises:
-        Interrupted: a signal came while the run was being opened.
+        Interrupted: a signal came while the run was being opened. A `KeyboardInterrupt` of the caller, such
+            as this one, gets a note that says which step is saved.
         ConfigError: another process works in the directory. Or the run in the directory differs from
             `resolved` in settings that must stay the same; the message then lists the differences.
         LedgerError: the run's ledger lacks answers that the run had taken by its newest checkpoint or by the
@@ -103,6 +105,9 @@ def open_run(
                 raise
             try:
                 yield run
+            except KeyboardInterrupt as end:
+                end.add_note(saved(directory))
+                raise
             finally:
                 run.ledger.close()
                 run.tracking.close()
