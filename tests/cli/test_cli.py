@@ -250,6 +250,7 @@ def test_control_c_and_the_same_command(
     (tmp_path / "unbroken").mkdir()
     assert train(world.config("grpo", tmp_path / "unbroken")) == 0
     update, updates = Learner.update, []
+    latest = tmp_path / "grpo" / "checkpoints" / "latest"
 
     def interrupted(self: Learner, *arguments: object) -> dict[str, float]:
         updates.append(1)
@@ -259,10 +260,9 @@ def test_control_c_and_the_same_command(
 
     monkeypatch.setattr(Learner, "update", interrupted)
     assert oat("train", config) == 130
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == "oat train: stopped; the same command goes on from the last checkpoint"
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    step = int(latest.read_text().removeprefix("step_"))
+    assert last == f"oat train: stopped; saved after step {step}; the same command goes on there"
     monkeypatch.undo()
     assert train(config) == 0
     assert digest_run(tmp_path / "grpo") == digest_run(tmp_path / "unbroken" / "grpo")

@@ -89,7 +89,7 @@ def open_run(
         directory = seen(resolved.config.run_dir)
         refuse_foreign(directory)
         made, is_new = make_directory(directory), not (directory / "lock").exists()
-        with locked(directory) as standing:
+        with locked(directory) as standing, _noting_saved(directory):
             home = Home(directory, standing, interruption or Interruption(), life)
             try:
                 with home.interruption.at_once():
@@ -105,12 +105,19 @@ def open_run(
                 raise
             try:
                 yield run
-            except KeyboardInterrupt as end:
-                end.add_note(saved(directory))
-                raise
             finally:
                 run.ledger.close()
                 run.tracking.close()
+
+
+@contextmanager
+def _noting_saved(directory: Path) -> Iterator[None]:
+    """Add a note to an interrupt within this context: which step of the run is saved."""
+    try:
+        yield
+    except KeyboardInterrupt as end:
+        end.add_note(saved(directory))
+        raise
 
 
 def opened_again(

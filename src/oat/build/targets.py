@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oat.config.load import Origins, convert, load_config, read_tree
 from oat.config.settings import Config
 from oat.config.stored import stored_config, with_given
-from oat.errors import ConfigError, warn
+from oat.errors import ConfigError, many, warn
 from oat.files import seen
 from oat.rundir.mark import is_begun
 
@@ -39,6 +39,17 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
         config = replace(config, run_dir=str(own))
     now = config.run_dir if _are_one(config.run_dir, own) else str(seen(own).resolve())
     return with_given(config, before, now), origins
+
+
+def what_loads(path: str | Path, flags: Sequence[str] = ()) -> str:
+    """Read a configuration file, and say what its run loads and starts before the first step.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    config, _ = load_file(path, flags)
+    on_ray = config.compute.runtime == "ray"
+    return config.model.path + (f", and starting {many(config.compute.actors, 'actor')}" if on_ray else "")
 
 
 def _run_of(file: Path) -> Path | None:

@@ -100,7 +100,8 @@ def _run(words: Sequence[str]) -> int:
         print(f"oat {arguments.command}: {what}; mend this and run the same command again", file=sys.stderr)
         return 1
     except Interrupted as end:
-        what = _notes(end) or "; the same command begins anew"
+        how = "goes on where it stopped" if arguments.command == "train" else "begins anew"
+        what = _notes(end) or f"; the same command {how}"
         print(f"oat {arguments.command}: {end.name} ended it{what}", file=sys.stderr)
         return end.exit_code
     except KeyboardInterrupt as end:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from oat.cli.interruptible import hearing_signals
@@ -26,14 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    if arguments.against is None:
-        from oat.build.targets import load_evaluated
-
-        load_evaluated(Path(arguments.target), flags)  # refuses what can be refused before torch is loaded
-    with hearing_signals("eval", arguments.target) as told, told.at_once(), unfinished():
+    read = partial(_read, arguments, flags)
+    with hearing_signals("eval", read) as told, told.at_once(), unfinished():
         if arguments.against is not None:
             return _compare(arguments, flags)
         return _evaluate(arguments, flags)
+
+
+def _read(arguments: argparse.Namespace, flags: list[str]) -> str:
+    """Refuse a configuration that cannot be read. Return the name of what is loaded."""
+    from oat.build.targets import load_evaluated
+
+    if arguments.against is None:
+        load_evaluated(Path(arguments.target), flags)
+    return str(arguments.target)
 
 
 def _evaluate(arguments: argparse.Namespace, flags: list[str]) -> int:

@@ -1,6 +1,7 @@
 """`oat features`: say how much an explorer's features tell about the oracle."""
 
 import argparse
+from functools import partial
 
 from oat.cli.interruptible import hearing_signals
 
@@ -26,10 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import load_file, resolve_file
+    from oat.build.targets import resolve_file, what_loads
 
-    config, _ = load_file(arguments.target, flags)  # refuses what can be refused before torch is loaded
-    with hearing_signals("features", config.model.path) as told, told.at_once():
+    with hearing_signals("features", partial(what_loads, arguments.target, flags)) as told, told.at_once():
         resolved = resolve_file(arguments.target, flags)
         from oat.commands.features import judge_features, table
 

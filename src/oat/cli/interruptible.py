@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from oat.control.interruption import Interruption
@@ -12,16 +12,20 @@ _SLOWEST = "transformers.modeling_utils"
 
 
 @contextmanager
-def hearing_signals(command: str, what: str) -> Iterator[Interruption]:
-    """Say that a command loads, import torch, and handle SIGTERM and Ctrl-C within this context. An exception
-    that is raised within torch's C++ code would abort the process. So the first signal during the import
-    takes effect after the import.
+def hearing_signals(command: str, read: Callable[[], str]) -> Iterator[Interruption]:
+    """Handle SIGTERM and Ctrl-C within this context. Before it begins, say that the command loads, and import
+    torch. An exception that is raised within torch's C++ code would abort the process. So the first signal
+    during the import takes effect after the import.
 
     Args:
-        command, what: see `say_loading`.
+        command: see `say_loading`.
+        read: returns what is loaded, for `say_loading`. It refuses what can be refused without torch, so that
+            the user need not wait for it, and writes no file.
     """
     told = Interruption()
     with told.heard():
+        with told.at_once():
+            what = read()
         say_loading(command, what)
         importlib.import_module("torch")
         yield told

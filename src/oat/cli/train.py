@@ -5,13 +5,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from oat.cli.interruptible import hearing_signals
-from oat.errors import ConfigError, many, printable
+from oat.errors import ConfigError, printable
 from oat.files import seen
 from oat.plugins.leaving import unfinished
 
 if TYPE_CHECKING:
     from oat.build.about import About
-    from oat.config.settings import Config
     from oat.loop import Run
 
 
@@ -51,12 +50,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import load_file, resolve_file
+    from oat.build.targets import resolve_file, what_loads
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
-    config = load_file(arguments.target, flags)[0]
-    with hearing_signals("train", loaded_by(config)) as told:
+    with hearing_signals("train", partial(what_loads, arguments.target, flags)) as told:
         with told.at_once():  # resolving a configuration writes no file
             make = partial(resolve_file, arguments.target, flags)
             resolved = make()
@@ -73,12 +71,6 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
             closing = opened_again(make, work, arguments.source, arguments.accept_changed, told)
     print(printable("\n".join(f"oat train: {line}" for line in closing)))
     return 0
-
-
-def loaded_by(config: "Config") -> str:
-    """Say what a run loads and starts before its first step."""
-    c = config.compute
-    return config.model.path + (f", and starting {many(c.actors, 'actor')}" if c.runtime == "ray" else "")
 
 
 def _worked(run: "Run", about: "About", profile: int | None) -> list[str]:

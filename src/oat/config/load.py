@@ -18,10 +18,10 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import yaml
 
+from oat.config.part_fields import PART_FIELDS
 from oat.config.settings import DEFAULT_PARTS, Config
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
 from oat.files import is_utf8, seen, start
-from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
 """The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
@@ -223,19 +223,19 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
     """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
-    engines."""
-    types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
+    engines. The latter are in a list, since the algorithms import torch."""
+    types = get_type_hints(cls)
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
         parts = [
             t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)
         ]
-        if cls is Config and f.name in registries:
-            parts += [part.Config for part in registries[f.name].values()]
         if f.name != "options" and (above or not parts):
             yield name
         for part in parts:
             yield from _field_names(part, f"{name}.")
+        if cls is Config:
+            yield from (f"{name}.{field}" for field in PART_FIELDS.get(f.name, ()))
 
 
 def _as_argument(name: str) -> str:

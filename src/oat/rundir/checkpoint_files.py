@@ -90,8 +90,8 @@ def saved(run_dir: Path) -> str:
     """Say which step of a run is saved: the step of the checkpoint from which the run would go on."""
     names, _ = pointed(run_dir / "checkpoints")
     if not names:
-        return "nothing is saved yet, and the same command begins anew"
-    return f"saved after step {place_of(names[-1])[0]}, and the same command goes on there"
+        return "no step is saved yet; the same command goes on from the start, with the answers on disk"
+    return f"saved after step {place_of(names[-1])[0]}; the same command goes on there"
 
 
 def write_manifest(folder: Path) -> None:
