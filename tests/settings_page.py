@@ -1,5 +1,5 @@
 """Write docs/settings.md from the classes of settings and the docstrings of their fields: `python
-tests/settings_page.py`."""
+tests/settings_page.py`. Write src/oat/config/part_fields.py too, the names of the settings of parts."""
 
 import ast
 import dataclasses
@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 import typing
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+PART_FIELDS = Path(__file__).parent.parent / "src" / "oat" / "config" / "part_fields.py"
+PART_FIELDS_HEAD = '''\
+"""The names of the settings of our algorithms and engines, which messages propose. This list is made from
+their classes by `python tests/settings_page.py`, so that a message does not import them."""
+
+PART_FIELDS = {
+'''
 INTRODUCTION = """# Settings
 
 This page has the fields of a configuration; `python tests/settings_page.py` makes it from the code. The
@@ -95,6 +103,25 @@ def page() -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
+def part_fields() -> str:
+    """Return the module with the dotted names of the settings of parts."""
+    lines = []
+    for section, parts in (("algorithm", ALGORITHMS), ("engine", ENGINES)):
+        names = dict.fromkeys(name for part in parts.values() for name in field_names(part.Config))
+        lines += [f'    "{section}": (', *(f'        "{name}",' for name in names), "    ),"]
+    return PART_FIELDS_HEAD + "\n".join(lines) + "\n}\n"
+
+
+def field_names(cls: type, above: str = "") -> Iterator[str]:
+    """Yield the dotted names of the fields of a class and of its sections."""
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        yield f"{above}{f.name}"
+        for kind in (hints[f.name], *typing.get_args(hints[f.name])):
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+                yield from field_names(kind, f"{above}{f.name}.")
+
+
 def inner_sections() -> dict[tuple[str, type], list[str]]:
     """Return the sections within the settings of algorithms, by name and class, each with the algorithms that
     have it."""
@@ -148,3 +175,4 @@ def _default(f: "dataclasses.Field[Any]") -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    PART_FIELDS.write_text(part_fields(), encoding="utf-8")

@@ -343,7 +343,7 @@ def test_a_whole_run(
     if "model.lora" not in changes:
         assert all(torch.equal(tensor, weights[name]) for name, tensor in exported.named_parameters())
     assert oat("train", config, "--compute.profile", "cpu") == 2
-    assert 'compute.profile: "gpu" in the run, "cpu" now' in capsys.readouterr().err
+    assert 'compute.profile: "gpu" -> "cpu"' in capsys.readouterr().err
 
 
 KILLED = """

@@ -61,7 +61,7 @@ def test_a_fork_goes_its_own_way_and_the_same_lines_go_on(parent: Trainer, tmp_p
     ).read_text() == '{"prompt": "3+9=", "answer": "a"}\n'
     assert parent.metrics == fork.metrics[:5]
     with pytest.raises(
-        ConfigError, match=r"a fork of .* cannot change these.*\n  learner.sync_every: 1 in the run, 2 now"
+        ConfigError, match=r"a fork of .* cannot change these.*\n  learner.sync_every: 1 -> 2"
     ):
         parent.fork(tmp_path / "other", learner={"sync_every": 2}).train()
     with pytest.raises(ConfigError, match="there is no such checkpoint"):

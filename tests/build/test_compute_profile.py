@@ -112,7 +112,7 @@ def test_a_run_on_a_pretended_device(
     assert oat("export", tmp_path / "gpu" / algorithm, tmp_path / "exported") == 0
     capsys.readouterr()
     assert oat("train", config, "--compute.profile", "cpu") == 2
-    assert 'compute.profile: "gpu" in the run, "cpu" now' in capsys.readouterr().err
+    assert 'compute.profile: "gpu" -> "cpu"' in capsys.readouterr().err
     assert load_config(tmp_path / "gpu" / algorithm / "config.yaml")[0].engine.options["threads"] is None
     if "engine.dtype" not in changes:
         assert oat("train", world.config(algorithm, tmp_path, changes)) == 0

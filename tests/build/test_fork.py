@@ -91,11 +91,11 @@ def test_a_fork_whose_making_was_cut_off_is_made_anew(parent: Path, tmp_path: Pa
         (
             "@4",
             ("--algorithm.name", "dr_grpo"),
-            'cannot change these.*\n  algorithm.name: "grpo" in the run, "dr_grpo" now',
+            'cannot change these.*\n  algorithm.name: "grpo" -> "dr_grpo"',
         ),
-        ("@4", ("--compute.threads", "2"), "compute.threads: 1 in the run, 2 now"),
-        ("@4", ("--learner.sync_every", "2"), "learner.sync_every: 1 in the run, 2 now"),
-        ("@4", ("--oracle.repeats", "2"), "oracle.repeats: 1 in the run, 2 now"),
+        ("@4", ("--compute.threads", "2"), "compute.threads: 1 -> 2"),
+        ("@4", ("--learner.sync_every", "2"), "learner.sync_every: 1 -> 2"),
+        ("@4", ("--oracle.repeats", "2"), "oracle.repeats: 1 -> 2"),
         ("/elsewhere", (), "holds no run; give RUN@STEP"),
     ],
 )
@@ -227,8 +227,7 @@ def test_the_refusal_to_continue_names_the_way_to_fork(
 ) -> None:
     assert oat("train", parent / "grpo.yaml", "--learner.learning_rate", "0.1") == 2
     assert (
-        f"(fork it with --from {parent / 'grpo'}@STEP), or undo:\n  learner.learning_rate: 0.003 in the "
-        "run, 0.1 now"
+        f"(fork it with --from {parent / 'grpo'}@STEP), or undo:\n  learner.learning_rate: 0.003 -> 0.1"
     ) in capsys.readouterr().err
     assert oat("train", parent / "grpo.yaml", "--compute.threads", "2") == 2
     assert "(begin a run of its own), or undo:" in capsys.readouterr().err

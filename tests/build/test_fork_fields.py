@@ -429,6 +429,6 @@ def test_prompts_a_step_stay_where_epochs_count_them(
         == 2
     )
     assert (
-        "cannot change these; begin a run of its own, or undo:\n  algorithm.prompts: 4 in the run, 2 now"
+        "cannot change these; begin a run of its own, or undo:\n  algorithm.prompts: 4 -> 2"
         in capsys.readouterr().err
     )

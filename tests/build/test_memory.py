@@ -16,7 +16,7 @@ from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.config.settings import ModelConfig
 from oat.models.loading import load_lm
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 BESIDE_GB = 0.15

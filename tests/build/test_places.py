@@ -20,7 +20,7 @@ from oat.config.load import load_config
 from oat.errors import DirectoryError, LedgerError
 from oat.files import seen_from
 from oat.learner.learner import Learner
-from oat.models.lora import WEIGHTS
+from oat.models.adapter_files import WEIGHTS
 from oat.oracles.isolated import Isolated
 from oat.rundir.mark import mark
 

@@ -37,6 +37,53 @@ def test_help_comes_at_once() -> None:
         assert re.search(rf"^    {command}\b", shown.stdout, re.MULTILINE)
 
 
+REFUSALS: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "--nosuch.x 1",
+        "--learner.betta 1",
+        "--learner.learning_rate abc",
+        "--learner.learning_rate -1",
+        "--sampling.stop [",
+    ),
+    "transformers": (
+        "--algorithm.nosuch 1",
+        "--algorithm.samples 1",
+        "--sampling.temperature 0",
+        "--oracle.name nosuch",
+        "--oracle.name nosuch.py:reward",
+        "--prompts.path nosuch.jsonl",
+        "--model.path nosuch",
+    ),
+}
+"""Flags with a mistake, by the library that is not yet imported when the mistake is refused."""
+_REFUSE = """
+import sys
+from oat.cli import main
+
+config, *flags = sys.argv[1:]
+assert main(["check", "nosuch.yaml"]) == 2
+for flag in flags:
+    if flag in ("torch", "transformers"):
+        library = flag
+        continue
+    for command in ("train", "check", "eval"):
+        if command == "eval" and "nosuch" in flag.partition(" ")[2]:
+            continue  # an evaluation reads them otherwise
+        assert main([command, config, *flag.split()]) == 2, flag
+        assert library not in sys.modules, (command, flag)
+"""
+
+
+def test_a_mistake_is_refused_before_what_is_slow_to_import(world: World, tmp_path: Path) -> None:
+    """One process makes the mistakes one after another; none imports the library."""
+    config = world.config("grpo", tmp_path)
+    flags = [word for library, mistakes in REFUSALS.items() for word in (library, *mistakes)]
+    ended = subprocess.run(
+        [sys.executable, "-c", _REFUSE, str(config), *flags], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_light_modules_need_no_torch() -> None:
     code = (
         "import sys, oat, oat.types, oat.config.load, oat.cli, oat.errors, oat.metrics, "
@@ -150,11 +197,16 @@ def test_another_configuration_is_refused_with_the_differences(
         f"--from {run_dir}@STEP), or undo:"
     )
     assert refusal in error
-    section = json.dumps(dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"])
-    assert [line.strip() for line in error.splitlines() if line.startswith("  ")] == [
-        "algorithm.beta: 0.1 in the run, 0.5 now",
-        f"evaluation: null in the run, {section} now",
-        "seed: 0 in the run, 7 now",
+    section = dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"]
+    of_section = [
+        f"evaluation.{name}: null -> {json.dumps(value)}"
+        for name, value in section.items()
+        if value is not None
+    ]
+    assert [" ".join(line.split()) for line in error.splitlines() if line.startswith("  ")] == [
+        "algorithm.beta: 0.1 -> 0.5",
+        *sorted(of_section),
+        "seed: 0 -> 7",
     ]
     assert (tmp_path / "dpo" / "config.yaml").read_text() == before
 
@@ -209,7 +261,7 @@ def test_a_schedule_keeps_the_end_it_was_given(
     )
     assert train(config) == 0
     assert oat("train", config, "--stop.max_steps", "3") == 2
-    assert "learner.schedule_steps: 1 in the run, 3 now" in capsys.readouterr().err
+    assert "learner.schedule_steps: 1 -> 3" in capsys.readouterr().err
     assert train(config, "--stop.max_steps", "3", "--learner.schedule_steps", "1") == 0
 
 
@@ -245,6 +297,7 @@ def test_control_c_and_the_same_command(
     (tmp_path / "unbroken").mkdir()
     assert train(world.config("grpo", tmp_path / "unbroken")) == 0
     update, updates = Learner.update, []
+    latest = tmp_path / "grpo" / "checkpoints" / "latest"
 
     def interrupted(self: Learner, *arguments: object) -> dict[str, float]:
         updates.append(1)
@@ -254,10 +307,9 @@ def test_control_c_and_the_same_command(
 
     monkeypatch.setattr(Learner, "update", interrupted)
     assert oat("train", config) == 130
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == "oat train: stopped; the same command goes on from the last checkpoint"
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    step = int(latest.read_text().removeprefix("step_"))
+    assert last == f"oat train: stopped; saved after step {step}; the same command goes on there"
     monkeypatch.undo()
     assert train(config) == 0
     assert digest_run(tmp_path / "grpo") == digest_run(tmp_path / "unbroken" / "grpo")
@@ -359,7 +411,7 @@ def test_two_processes_do_not_share_a_directory(
     with (tmp_path / "dpo" / "lock").open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert oat("train", config) == 2
-        assert "in use by another process" in capsys.readouterr().err
+        assert "in use by another process; wait" in capsys.readouterr().err
     assert train(config) == 0
 
 
@@ -374,7 +426,8 @@ def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: P
         assert process.stderr is not None
         assert process.stdout.readline().startswith("oat train: 60 steps")
         process.stdout.close()
-        assert (process.wait(60), process.stderr.read()) == (141, "")
+        assert process.wait(60) == 141
+        assert process.stderr.read() == f"oat train: loading {world.folder / 'model'} ...\n"
 
 
 def test_bench_for_people_and_for_machines(world: World, capsys: pytest.CaptureFixture[str]) -> None:

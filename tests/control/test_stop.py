@@ -94,7 +94,7 @@ def test_a_schedule_that_ends_with_the_run_is_made_longer_by_name(
     assert oat("train", config) == 0
     assert oat("train", config, "--stop.max_steps", "3") == 2
     refused = capsys.readouterr().err
-    assert "learner.schedule_steps: 2 in the run, 3 now (it follows from stop.max_steps" in refused
+    assert "learner.schedule_steps: 2 -> 3 (it follows from stop.max_steps" in refused
     assert "--learner.schedule_steps 2" in refused
     assert oat("train", config, "--stop.max_steps", "3", "--learner.schedule_steps", "4") == 2
     assert "stop.max_steps" not in capsys.readouterr().err

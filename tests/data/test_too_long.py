@@ -278,9 +278,7 @@ def test_a_run_goes_on_by_the_rule_that_it_began_with(
     config = offline(world, tmp_path)
     assert oat("train", config, "--prompts.too_long", "cut_prompt_start") == 0
     assert oat("train", config, "--prompts.too_long", "cut_response_end", "--stop.max_steps", 3) == 2
-    assert (
-        'prompts.too_long: "cut_prompt_start" in the run, "cut_response_end" now' in capsys.readouterr().err
-    )
+    assert 'prompts.too_long: "cut_prompt_start" -> "cut_response_end"' in capsys.readouterr().err
 
 
 def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> None:

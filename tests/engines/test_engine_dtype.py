@@ -293,4 +293,4 @@ def test_a_run_keeps_its_precision(
 ) -> None:
     stored = learnt["plain"] / "config.yaml"
     assert oat("train", stored, "--engine.dtype", "float32") == 2
-    assert 'engine.dtype: "bfloat16" in the run, "float32" now' in capsys.readouterr().err
+    assert 'engine.dtype: "bfloat16" -> "float32"' in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_a_fork_keeps_its_options(config: Callable[..., Path], capsys: Any) -> N
     assert oat("train", config({"name": "game.py:Steps", "pay": 0.5})) == 0
     path = config({"name": "game.py:Steps", "pay": 0.75})
     assert oat("train", path, "--from", "run", "--run_dir", "fork") == 2
-    assert "sampling.environment.pay: 0.5 in the run, 0.75 now" in capsys.readouterr().err
+    assert "sampling.environment.pay: 0.5 -> 0.75" in capsys.readouterr().err
 
 
 class Paying:

@@ -429,7 +429,7 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
     assert forked(continued, tmp_path / "log") == 0
     assert len(rows_of(tmp_path / "grpo")) == 5
     for flags, words in (
-        (["--compute.memory_gb", "2"], "compute.memory_gb: 1.0 in the run, 2.0 now"),
+        (["--compute.memory_gb", "2"], "compute.memory_gb: 1.0 -> 2.0"),
         (["--learner.micro_batch_tokens", "8"], "96"),
     ):
         (tmp_path / "log").unlink()
@@ -448,7 +448,7 @@ def test_the_memory_of_measured_tokens_stays(world: World, tmp_path: Path) -> No
     file.write_text(to_yaml(stored.config))
     assert as_stored(begun, stored, file, is_fork=False).config.learner.micro_batch_tokens == 96
     more = replace(begun.config, compute=replace(begun.config.compute, memory_gb=2.0))
-    with pytest.raises(ConfigError, match=r"compute\.memory_gb: 1\.0 in the run, 2\.0 now"):
+    with pytest.raises(ConfigError, match=r"compute\.memory_gb: 1\.0 -> 2\.0"):
         as_stored(replace(begun, config=more), stored, file, is_fork=False)
     given = with_chosen(more, {("learner", "micro_batch_tokens"): 96})
     assert as_stored(replace(begun, config=given), stored, file, is_fork=False).config.compute.memory_gb == 2

@@ -25,9 +25,10 @@ from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError
 from oat.learner.models import Critic, LanguageModel
+from oat.models.adapter_files import described_adapter
 from oat.models.loading import load_tokenizer
-from oat.models.lora import described_adapter, load_model, save_adapter
-from oat.models.outline import Outlines
+from oat.models.lora import load_model, save_adapter
+from oat.models.outlines import Outlines
 
 TARGETS = ("lm_head", "q_proj")
 IDS = torch.tensor([[2, 3, 4, 12, 13, 1]])

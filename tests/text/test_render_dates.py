@@ -105,7 +105,7 @@ def test_a_run_keeps_its_day(world, tmp_path, capsys):
     )
     assert oat("train", parted, "--render.date", DAY, "--stop.max_steps", 2) == 0
     assert oat("train", parted, "--render.date", "2024-02-10") == 2
-    assert 'render.date: "2024-02-09" in the run, "2024-02-10" now' in capsys.readouterr().err
+    assert 'render.date: "2024-02-09" -> "2024-02-10"' in capsys.readouterr().err
     assert oat("train", parted) == 0, "on another day, and nobody names the first"
     assert load_config(parted.parent / "grpo" / "config.yaml")[0].render.date == DAY
     one, other, dated = (digest_run(config.parent / "grpo") for config in (whole, parted, today))

@@ -11,7 +11,7 @@ import torch
 
 from oat import protocols as boxes
 from oat import wire
-from oat.build.engine import make_sampling, run_engine
+from oat.build.engine import run_engine
 from oat.build.ensemble import make_features, make_scorer
 from oat.build.environment import make_batched
 from oat.build.fingerprints import Inputs
@@ -20,6 +20,7 @@ from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
 from oat.build.same_inputs import refuse_other_inputs
+from oat.build.sampling import make_sampling
 from oat.config.load import parse_config
 from oat.environments.batched import BatchedEnvironment
 from oat.explore.settings import ensemble_of

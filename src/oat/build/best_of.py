@@ -21,7 +21,8 @@ from oat.build.ensemble import make_features, make_scorer
 from oat.build.fingerprints import inputs_of_explorer, recorded, refuse_other_weights
 from oat.build.fork import first_seed
 from oat.build.learned import Learned
-from oat.build.models import has_own_reference, load_models, load_reference
+from oat.build.model_starts import has_own_reference
+from oat.build.models import load_models, load_reference
 from oat.build.resolve import make_explorer, make_objective
 from oat.config.load import Origins, blaming, convert
 from oat.config.settings import Config

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from oat.build.models import has_own_reference
+from oat.build.model_starts import has_own_reference
 from oat.build.parts import REGISTRIES, part_defaults
 from oat.build.resolved import Resolved
 

@@ -13,6 +13,7 @@ from oat.errors import ConfigError
 from oat.files import Standing, is_utf8
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
+from oat.rundir.holder import named_holder, sign, unsign
 from oat.rundir.mark import EARLY, MARK, is_own, mark, refuse_foreign, remove_own
 from oat.runtime.crew import Life
 
@@ -127,6 +128,19 @@ def unclaim(directory: Path) -> None:
             (directory / name).unlink()
 
 
+class Hold(Standing):
+    """The lock of a directory, which this process holds."""
+
+    def __init__(self, file: TextIO):
+        super().__init__(Path(file.name))
+        self._file = file
+
+    def sign(self) -> None:
+        """Say in the lock file which process holds it. A folder without the mark of a run would be a user's
+        own if its lock file were not empty (`rundir/mark.py`), so the mark comes first."""
+        sign(self._file)
+
+
 _locks: set[TextIO] = set()
 """The open lock files of this process. A forked child, such as a worker of a reward function, closes its
 copies of them. Otherwise a child that outlives the process would keep the lock."""
@@ -141,13 +155,13 @@ os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[Standing]:
+def locked(directory: Path) -> Iterator[Hold]:
     """Lock a directory for this process until the context ends. If the process ends first, even by a kill,
     the lock ends with it. Children of the process do not keep the lock.
 
     Yields:
-        The `Standing` of the lock file. It tells whether the directory was moved or replaced: while the lock
-        file is open, no other file gets its inode.
+        The `Standing` of the lock file, which may be signed. It tells whether the directory was moved or
+        replaced: while the lock file is open, no other file gets its inode.
 
     Raises:
         ConfigError: another process holds the lock, or the lock file cannot be opened.
@@ -163,12 +177,15 @@ def locked(directory: Path) -> Iterator[Standing]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"{directory} is in use by another process; wait for it, end it, or give another --run_dir"
+                f"{directory} is in use by another process{named_holder(directory / 'lock')}; wait for it, "
+                "end it, or give another --run_dir"
             ) from None
         _locks.add(file)
+        unsign(file)  # of a process that was killed
         try:
-            yield Standing(directory / "lock")
+            yield Hold(file)
         finally:
+            unsign(file)
             _locks.discard(file)
 
 

@@ -1,13 +1,11 @@
 """The engine of a run, and the sampling settings of its requests."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Literal
 
 from oat.build.models import load_slots
 from oat.build.parts import find_part, settings_of
 from oat.build.resolved import Resolved
-from oat.config.settings import Config
 from oat.engines.base import Engine
 from oat.engines.kind import EngineKind
 from oat.engines.records import Pooling
@@ -17,7 +15,6 @@ from oat.models.lora import LoadModel, load_model
 from oat.runtime.probe import TOLERANCES, Probing, probe_ids
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
-from oat.types import Sampling
 
 
 def run_engine(
@@ -96,15 +93,3 @@ def pooling_of(features: FeaturesConfig | None) -> Pooling | None:
     if features is None or features.backbone != "policy":
         return None
     return Pooling(features.layer, takes_last=features.pooling == "last")
-
-
-def make_sampling(resolved: Resolved) -> Sampling:
-    """Return the sampling settings of training."""
-    sampling = plain_sampling(resolved.config)
-    return replace(sampling, keep_sets=resolved.requires.ratio_based and sampling.truncates)
-
-
-def plain_sampling(config: Config) -> Sampling:
-    """Return the sampling settings of evaluations. They record no kept sets."""
-    names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
-    return Sampling(**{name: getattr(config.sampling, name) for name in names})

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
-from oat.build.engine import make_sampling
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.learner import make_learner
 from oat.build.models import load_models, load_slots, slot_dtypes
 from oat.build.outline import ModelOutline
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
+from oat.build.sampling import make_sampling
 from oat.config.settings import Config
 from oat.engines.kind import EngineMemory, Load
 from oat.learner.batching import micro_batches

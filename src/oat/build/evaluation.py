@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from oat import protocols as boxes
-from oat.build.engine import plain_sampling
 from oat.build.prompts import pair_columns
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
+from oat.build.sampling import plain_sampling
 from oat.config.settings import EvaluationConfig
 from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs

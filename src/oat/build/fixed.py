@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oat.build.parts import find_part
 from oat.build.resolve import resolve
@@ -96,6 +96,10 @@ field when it is created. A part, such as an engine, need not have the field. Fo
 lacked, `EARLIER` of `config/stored.py` has the value of the runs that those versions began."""
 
 
+_MOST_SHOWN = 64
+"""Largest number of letters of a value that a list of differences shows."""
+
+
 def as_begun(resolved: Resolved) -> Resolved:
     """Return the configuration with the values that the run in its directory fixed when it began. If the
     directory has no run, return the configuration unchanged.
@@ -133,16 +137,16 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
     differences = _differences(before, config, is_measured=is_measured)
     refused = _refused_in_forks(differences, before)
     if is_fork and refused:
-        lines = "\n  ".join(refused)
         raise ConfigError(
-            f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:\n  {lines}"
+            f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:"
+            f"{_listed((each, '') for each in refused)}"
         )
     if differences and not is_fork:
-        lines = "\n  ".join(line + _reason(line, before, config, resolved.origins) for line in differences)
+        lines = _listed((each, _reason(each.field, before, config, resolved.origins)) for each in differences)
         way = "begin a run of its own" if refused else f"fork it with --from {file.parent}@STEP"
         raise ConfigError(
             f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or "
-            f"undo:\n  {lines}"
+            f"undo:{lines}"
         )
     return replace(resolved, config=config)
 
@@ -197,42 +201,84 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
     return replace(config, **sections)
 
 
-def _differences(stored: Config, now: Config, *, is_measured: bool) -> list[str]:
-    """Return a line for each field that differs although it must stay the same when a run is continued. A
-    line begins with the field's name and a colon.
+class _Difference(NamedTuple):
+    """A field with its value in the run and its value now, as plain data."""
+
+    field: str
+    before: Any
+    now: Any
+
+
+def _differences(stored: Config, now: Config, *, is_measured: bool) -> list[_Difference]:
+    """Return each field that differs although it must stay the same when a run is continued.
 
     Args:
         is_measured: True if `learner.micro_batch_tokens` was measured within `compute.memory_gb`. Then
             `compute.memory_gb` must stay the same too.
     """
     free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
-    lines = _differing(dump(stored), dump(now))
-    return [line for line in lines if not _is_any(_field(line), free)]
+    return [each for each in _differing(dump(stored), dump(now)) if not _is_any(each.field, free)]
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    lines = []
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[_Difference]:
+    found = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            lines += _differing(old, new, f"{prefix}{name}.")
+            found += _differing(old, new, f"{prefix}{name}.")
         elif old != new:
-            lines.append(f"{prefix}{name}: {json.dumps(old)} in the run, {json.dumps(new)} now")
-    return lines
+            found.append(_Difference(f"{prefix}{name}", old, new))
+    return found
 
 
-def _refused_in_forks(differences: Iterable[str], stored: Config) -> list[str]:
-    """Return the lines of the differences that a fork may not have."""
+def _by_setting(difference: _Difference) -> list[_Difference]:
+    """Return the differences of single settings. If one side lacks a whole section, they are those that the
+    section sets on the other side."""
+    field, *values = difference
+    sides = [{} if value is None else value for value in values]
+    if not all(isinstance(side, dict) for side in sides):
+        return [difference]
+    before, now = sides
+    return _differing(before, now, f"{field}.") or [difference]
+
+
+def _listed(differences: Iterable[tuple[_Difference, str]]) -> str:
+    """Return a line for each setting that differs, with the values below each other. After the settings of a
+    difference, there is the text beside it."""
+    found: list[tuple[_Difference, str]] = []
+    for difference, text in differences:
+        *others, last = _by_setting(difference)
+        found += [*((each, "") for each in others), (last, text)]
+    width = max(len(each.field) for each, _ in found) + 1
+    return "".join(
+        f"\n  {f'{each.field}:':{width}} {' -> '.join(_shortened(each.before, each.now))}{text}"
+        for each, text in found
+    )
+
+
+def _shortened(before: Any, now: Any) -> tuple[str, str]:
+    """Return two values as JSON. Of a long value there is only the part where the two begin to differ."""
+    texts = json.dumps(before), json.dumps(now)
+    letters = enumerate(zip(*texts, strict=False))
+    same = next((place for place, (a, b) in letters if a != b), min(map(len, texts)))
+    begin = max(0, same - _MOST_SHOWN // 4) if max(map(len, texts)) > _MOST_SHOWN else 0
+
+    def part(text: str) -> str:
+        start = min(begin, max(0, len(text) - _MOST_SHOWN))
+        end = start + _MOST_SHOWN
+        return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
+
+    return part(texts[0]), part(texts[1])
+
+
+def _refused_in_forks(differences: Iterable[_Difference], stored: Config) -> list[_Difference]:
+    """Return the differences that a fork may not have."""
     fixed = ["algorithm.name", "sampling.environment"]
     if stored.prompts.epochs:
         fixed.append("algorithm.prompts")
     kind: EngineKind = find_part(stored, "engine", {})
     free = [*FORKS, *(f"engine.{name}" for name in kind.forks)]
-    return [line for line in differences if not _is_any(_field(line), free) or _is_any(_field(line), fixed)]
-
-
-def _field(line: str) -> str:
-    return line.split(": ")[0]
+    return [each for each in differences if not _is_any(each.field, free) or _is_any(each.field, fixed)]
 
 
 def _is_any(field: str, names: Iterable[str]) -> bool:
@@ -240,14 +286,13 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
     return any(f"{field}.".startswith(f"{name}.") for name in names)
 
 
-def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
+def _reason(field: str, stored: Config, now: Config, origins: Origins) -> str:
     """Return why `learner.schedule_steps`, the critic's, or `model.frozen` differs from its stored value, and
     what to do.
 
     Of `schedule_steps`, return "" if the schedule itself differs too, or the user set the number of steps.
     Return "" for every other field.
     """
-    field = _field(difference)
     if field == "model.frozen" and not stored.model.frozen:
         return (
             " (the run trains every tensor, also if it was begun with a model object that has "

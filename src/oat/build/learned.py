@@ -12,7 +12,7 @@ import torch
 from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.about import About, about
 from oat.build.fingerprints import inputs_of_models, inputs_of_template, recorded, refuse_other_models
-from oat.build.models import critic_model
+from oat.build.model_starts import critic_model
 from oat.build.run_inputs import make_renderer
 from oat.config.load import blaming
 from oat.config.settings import Config
@@ -23,7 +23,7 @@ from oat.loop import Run
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.rundir.checkpoints import Checkpoints
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE

@@ -5,10 +5,10 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from oat.build.engine import make_sampling
 from oat.build.ensemble import EnsembleParts, ensemble_optimiser
-from oat.build.models import critic_model, has_own_critic
+from oat.build.model_starts import critic_model, has_own_critic
 from oat.build.resolved import Resolved
+from oat.build.sampling import make_sampling
 from oat.config.settings import Config, LearnerConfig
 from oat.learner.learner import Learner
 from oat.learner.limits import Limits, measure_tokens

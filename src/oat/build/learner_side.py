@@ -16,7 +16,8 @@ from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.fingerprints import Inputs
 from oat.build.learner import make_learner
-from oat.build.models import check_critic, check_reference, critic_model, has_own_critic, load_models
+from oat.build.model_starts import critic_model, has_own_critic
+from oat.build.models import check_critic, check_reference, load_models
 from oat.build.resolve import make_objective, resolve
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer

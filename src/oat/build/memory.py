@@ -9,7 +9,8 @@ import torch
 
 from oat.build.estimate import SURE, Estimate, Lengths, estimate, longest_sequence, most_questions
 from oat.build.memory_apart import estimate_actor, needs_of, of_all_here
-from oat.build.models import has_own_critic, load_models
+from oat.build.model_starts import has_own_critic
+from oat.build.models import load_models
 from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.load import where

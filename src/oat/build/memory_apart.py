@@ -8,7 +8,6 @@ and what it writes into checkpoints.
 from dataclasses import dataclass
 
 from oat.build.arithmetic import Lines
-from oat.build.engine import make_sampling
 from oat.build.ensemble import make_ensemble, make_features
 from oat.build.estimate import (
     SURE,
@@ -24,6 +23,7 @@ from oat.build.models import load_models, load_slots, slot_dtypes
 from oat.build.placement import placement_of
 from oat.build.places import size_of
 from oat.build.resolved import Resolved
+from oat.build.sampling import make_sampling
 from oat.config.compute_settings import ComputeConfig
 from oat.config.load import where
 from oat.config.settings import Config

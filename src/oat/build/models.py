@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import torch
 
+from oat.build.model_starts import critic_model, has_own_critic, has_own_reference, starts_alike
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, ModelConfig
 from oat.engines.kind import Traits
 from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
+from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_tokenizer
-from oat.models.lora import LoadModel, described_adapter, load_model, share_base
+from oat.models.lora import LoadModel, load_model, share_base
 from oat.models.value_head import check_value_head
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -229,30 +231,6 @@ def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadMod
             own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0]
         )
     return load(own, device=device, field="model.reference")
-
-
-def has_own_reference(model: ModelConfig) -> bool:
-    """Return True if the reference has weights of its own. Return False if the policy has an adapter,
-    and the reference uses the frozen weights of the policy."""
-    return model.lora is None or not (starts_alike(model) or is_adapter_directory(model.reference or ""))
-
-
-def starts_alike(model: ModelConfig) -> bool:
-    """Return True if the reference starts from the files of the policy."""
-    return model.reference in (None, model.path)
-
-
-def has_own_critic(model: ModelConfig) -> bool:
-    """Return True if the critic starts from another model than the policy."""
-    return model.critic not in (None, model.path)
-
-
-def critic_model(model: ModelConfig) -> ModelConfig:
-    """Return the settings of the model that the critic's backbone starts from. A critic that starts from
-    another model than the policy gets a new adapter, if the policy has one."""
-    if model.critic is None or not has_own_critic(model):
-        return model
-    return replace(model, path=model.critic, adapter=None, frozen=())
 
 
 def _own_critic(config: Config, name: str, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:

@@ -38,6 +38,7 @@ from oat.learner.limits import without_memory
 from oat.ledger.versions import changed_since
 from oat.loop import Run
 from oat.models.loading import load_tokenizer
+from oat.rundir.checkpoint_files import saved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
@@ -69,7 +70,8 @@ def open_run(
         life: what this process keeps of the run, if it has opened it before.
 
     Raises:
-        Interrupted: a signal came while the run was being opened.
+        Interrupted: a signal came while the run was being opened. A `KeyboardInterrupt` of the caller, such
+            as this one, gets a note that says which step is saved.
         ConfigError: another process works in the directory. Or the run in the directory differs from
             `resolved` in settings that must stay the same; the message then lists the differences.
         LedgerError: the run's ledger lacks answers that the run had taken by its newest checkpoint or by the
@@ -87,12 +89,13 @@ def open_run(
         directory = seen(resolved.config.run_dir)
         refuse_foreign(directory)
         made, is_new = make_directory(directory), not (directory / "lock").exists()
-        with locked(directory) as standing:
+        with locked(directory) as standing, _noting_saved(directory):
             home = Home(directory, standing, interruption or Interruption(), life)
             try:
                 with home.interruption.at_once():
                     refuse_foreign(directory)  # another program may have written since
                     is_earlier = mark(directory)
+                    standing.sign()
                     run = _open(resolved, home, source, accept_changed, is_earlier=is_earlier)
             except BaseException:
                 if standing.is_there:
@@ -105,6 +108,16 @@ def open_run(
             finally:
                 run.ledger.close()
                 run.tracking.close()
+
+
+@contextmanager
+def _noting_saved(directory: Path) -> Iterator[None]:
+    """Add a note to an interrupt within this context: which step of the run is saved."""
+    try:
+        yield
+    except KeyboardInterrupt as end:
+        end.add_note(saved(directory))
+        raise
 
 
 def opened_again(

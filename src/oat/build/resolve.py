@@ -22,12 +22,12 @@ from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.explore.none import NoExploration
+from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
-from oat.models.lora import described_adapter
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.make import oracle_options
 from oat.plugins.calls import bare, guarded
-from oat.plugins.registry import EXPLORERS
+from oat.plugins.registry import EXPLORERS, ORACLES
 from oat.text.question_forms import FORMS
 from oat.tracking.sinks import with_sinks
 from oat.types import Requires
@@ -165,7 +165,10 @@ def _with_evaluation_oracles(config: Config) -> Config:
 
 
 def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origins: Origins) -> None:
-    """Refuse an option that is neither a field of the section nor an option of its oracle."""
+    """Refuse a name that no oracle has, and an option that is neither a field of the section nor an option of
+    its oracle."""
+    if oracle.name not in BUILTIN:
+        ORACLES.refuse_unknown(oracle.name)
     if not oracle.options:
         return
     takes = set() if oracle.name in BUILTIN else oracle_options(oracle.name)

@@ -20,7 +20,7 @@ from oat.engines.kind import EngineKind, Traits
 from oat.explore.base import Explorer
 from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.tracking.sinks import refuse_missing
 from oat.types import Plan, Requires
 from oat.types.budget import Budget

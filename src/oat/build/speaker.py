@@ -23,21 +23,23 @@ import numpy as np
 import torch
 
 from oat.build.best_of import Chooser, exported_chooser, model_scorer, run_chooser, run_scorer
-from oat.build.engine import plain_sampling, pooling_of
+from oat.build.engine import pooling_of
 from oat.build.learned import load_learned, run_config
 from oat.build.models import check_tokenizer, device_of
 from oat.build.parts import settings_of
 from oat.build.run_inputs import make_renderer
+from oat.build.sampling import plain_sampling
 from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.embedded import Embedded, torch_engine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, ModelError, OatWarning
 from oat.evaluation.modes import best_of
+from oat.models.adapter_files import described_adapter
 from oat.models.beside import ADAPTER, is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_config, load_tokenizer
-from oat.models.lora import described_adapter, load_model
+from oat.models.lora import load_model
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds

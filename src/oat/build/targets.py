@@ -1,21 +1,25 @@
 """Functions that resolve the configuration for a command: that of a file, of a run, or of a run with another
-section `evaluation`."""
+section `evaluation`.
+
+A configuration that cannot be read is refused before anything else is imported, so that the user does not
+wait for torch.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oat.build.fixed import known_by_file
-from oat.build.resolve import resolve
-from oat.build.resolved import Resolved
 from oat.config.load import Origins, convert, load_config, read_tree
 from oat.config.settings import Config
 from oat.config.stored import stored_config, with_given
-from oat.errors import ConfigError, warn
+from oat.errors import ConfigError, many, warn
 from oat.files import seen
 from oat.rundir.mark import is_begun
+
+if TYPE_CHECKING:
+    from oat.build.resolved import Resolved
 
 
 def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Origins]:
@@ -37,6 +41,17 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
     return with_given(config, before, now), origins
 
 
+def what_loads(path: str | Path, flags: Sequence[str] = ()) -> str:
+    """Read a configuration file, and say what its run loads and starts before the first step.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    config, _ = load_file(path, flags)
+    on_ray = config.compute.runtime == "ray"
+    return config.model.path + (f", and starting {many(config.compute.actors, 'actor')}" if on_ray else "")
+
+
 def _run_of(file: Path) -> Path | None:
     """Return the directory of the run whose `config.yaml` a file is, or is a link to; None: of no run."""
     for place in (file, seen(file).resolve()):
@@ -51,7 +66,7 @@ def _are_one(one: str | Path, other: str | Path) -> bool:
     return all(map(os.path.exists, places)) and os.path.samefile(*places)
 
 
-def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
+def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
     """Resolve the configuration in a file, for a run. If the file is that of a run which was moved or copied,
     say which folder is taken (`load_file`).
 
@@ -67,19 +82,33 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
             f"{path}: its run_dir is {named}, which is not the folder of this run, as after a move or a "
             f"copy; the run in {config.run_dir} is taken (--run_dir names another)"
         )
+    from oat.build.resolve import resolve
+
     return resolve(config, origins)
 
 
-def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
+def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> "Resolved":
     """Resolve a configuration that is a tree of plain data.
 
     Raises:
         ConfigError: see `convert` and `resolve`.
     """
-    return resolve(convert(Config, tree, (), origins), origins)
+    config = convert(Config, tree, (), origins)
+    from oat.build.resolve import resolve
+
+    return resolve(config, origins)
 
 
-def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
+def load_evaluated(target: Path, flags: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """Read the configuration of a run directory or a file, as `stored_config` and `load_file` do.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    return stored_config(target, flags) if target.is_dir() else load_file(target, flags)
+
+
+def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> "Resolved":
     """Resolve the configuration of an evaluation that `oat eval` makes.
 
     Args:
@@ -89,13 +118,14 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
     Raises:
         ConfigError: the configuration has no section `evaluation`, or `resolve_file` would refuse it.
     """
+    config, origins = load_evaluated(target, flags)
+    from oat.build.fixed import known_by_file
+    from oat.build.resolve import resolve
+
+    given = origins
     if target.is_dir():
-        config, origins = stored_config(target, flags)
         config = known_by_file(config, target / "config.yaml")
         given = {path: place for path, place in origins.items() if place.startswith("--")}
-    else:
-        config, origins = load_file(target, flags)
-        given = origins
     resolved = replace(resolve(config, given), origins=origins)
     if resolved.config.evaluation is None:
         raise ConfigError(
@@ -105,7 +135,7 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
     return resolved
 
 
-def evaluated_as(run: Resolved, asked: Resolved) -> Resolved:
+def evaluated_as(run: "Resolved", asked: "Resolved") -> "Resolved":
     """Return the configuration for an evaluation of a run. Its section `evaluation`, its objective, its
     explorer and its origins are those of `asked`. All other settings are those of `run`.
 

@@ -7,7 +7,7 @@ weights again. So both commands say the same.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from oat.build.models import critic_model, has_own_critic, has_own_reference
+from oat.build.model_starts import critic_model, has_own_critic, has_own_reference
 from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.settings import ModelConfig

@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from oat.cli.interruptible import say_loading
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -46,6 +48,7 @@ def _add_of_explore(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    say_loading("bench", arguments.model or "")
     if arguments.kind == "explore":
         from oat.commands.bench_explore import bench_explore
 

@@ -3,6 +3,7 @@
 import argparse
 
 from oat.cli.answering import add_generation_options, add_model, generation_options
+from oat.cli.interruptible import say_loading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    say_loading("chat", arguments.model)
     from oat.build.speaker import NO_TEMPLATE, load_speaker
     from oat.commands.chat import chat
 

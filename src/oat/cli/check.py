@@ -2,6 +2,7 @@
 
 import argparse
 
+from oat.cli.interruptible import say_loading
 from oat.cli.train import add_run_arguments
 from oat.errors import printable
 
@@ -20,12 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_file
+    from oat.build.targets import load_file, resolve_file
 
+    config, _ = load_file(arguments.target, flags)  # refuses what can be refused before torch is loaded
+    say_loading("check", config.model.path)
     resolved = resolve_file(arguments.target, flags)
     if arguments.print_config:
         print(resolved.as_yaml(), end="")
         return 0
+    from oat.build.missing import refuse_missing
+
+    refuse_missing(resolved)
     from oat.commands.check import check_run
 
     lines = check_run(

@@ -101,15 +101,11 @@ def _run(words: Sequence[str]) -> int:
         return 1
     except Interrupted as end:
         how = "goes on where it stopped" if arguments.command == "train" else "begins anew"
-        print(f"oat {arguments.command}: {end.name} ended it; the same command {how}", file=sys.stderr)
+        what = _notes(end) or f"; the same command {how}"
+        print(f"oat {arguments.command}: {end.name} ended it{what}", file=sys.stderr)
         return end.exit_code
-    except KeyboardInterrupt:
-        how = (
-            "; the same command goes on from the last checkpoint"
-            if arguments.command in ("train", "quickstart")
-            else ""
-        )
-        print(f"oat {arguments.command}: stopped{how}", file=sys.stderr)
+    except KeyboardInterrupt as end:
+        print(f"oat {arguments.command}: stopped{_notes(end)}", file=sys.stderr)
         return 130
     except BaseException as error:  # for example from a user's algorithm or explorer
         place = place_of(error)
@@ -124,6 +120,11 @@ def _run(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _notes(end: KeyboardInterrupt) -> str:
+    """Return the notes of an interrupt, each after a semicolon: which step of a run is saved."""
+    return "".join(f"; {printable(note)}" for note in getattr(end, "__notes__", []))
 
 
 @contextmanager

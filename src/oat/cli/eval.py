@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from oat.cli.interruptible import hearing_signals
@@ -26,19 +27,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    with hearing_signals() as told, told.at_once(), unfinished():
+    read = partial(_read, arguments, flags)
+    with hearing_signals("eval", read) as told, told.at_once(), unfinished():
         if arguments.against is not None:
             return _compare(arguments, flags)
         return _evaluate(arguments, flags)
 
 
+def _read(arguments: argparse.Namespace, flags: list[str]) -> str:
+    """Refuse a configuration that cannot be read. Return the name of what is loaded."""
+    from oat.build.targets import load_evaluated
+
+    if arguments.against is None:
+        load_evaluated(Path(arguments.target), flags)
+    return str(arguments.target)
+
+
 def _evaluate(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build.targets import resolve_evaluated
-    from oat.commands.eval import evaluate_once
-    from oat.reports.terminal import numbers_table
 
     target = Path(arguments.target)
     resolved = resolve_evaluated(target, flags)
+    from oat.commands.eval import evaluate_once
+    from oat.reports.terminal import numbers_table
+
     values = evaluate_once(resolved, target if target.is_dir() else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}

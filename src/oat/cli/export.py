@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from oat.cli.answering import checkpoint_of
+from oat.cli.interruptible import say_loading
 from oat.errors import ConfigError, printable
 
 
@@ -33,18 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    out, which = Path(arguments.out), checkpoint_of(arguments.step)
+    if arguments.ensemble and (arguments.adapter or arguments.critic):
+        raise ConfigError("--ensemble writes neither an adapter nor a critic; give one of the three")
+    say_loading("export", arguments.run)
     from oat.commands.export import export_run
     from oat.commands.export_ensemble import export_ensemble
 
-    out = Path(arguments.out)
     if arguments.ensemble:
-        if arguments.adapter or arguments.critic:
-            raise ConfigError("--ensemble writes neither an adapter nor a critic; give one of the three")
-        step = export_ensemble(Path(arguments.run), out, checkpoint_of(arguments.step))
+        step = export_ensemble(Path(arguments.run), out, which)
         print(f"oat export: the ensemble after {step} steps is in {arguments.out}")
         return 0
     replaced = any((out / name).exists() for name in ("config.json", "adapter_config.json"))
-    which = checkpoint_of(arguments.step)
     made = export_run(Path(arguments.run), out, which, adapter=arguments.adapter, critic=arguments.critic)
     print(
         f"oat export: the {'critic' if arguments.critic else 'model'} after {made.step} steps is in "

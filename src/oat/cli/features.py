@@ -1,6 +1,7 @@
 """`oat features`: say how much an explorer's features tell about the oracle."""
 
 import argparse
+from functools import partial
 
 from oat.cli.interruptible import hearing_signals
 
@@ -26,11 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_file
-    from oat.commands.features import judge_features, table
+    from oat.build.targets import resolve_file, what_loads
 
-    with hearing_signals() as told, told.at_once():
+    with hearing_signals("features", partial(what_loads, arguments.target, flags)) as told, told.at_once():
         resolved = resolve_file(arguments.target, flags)
+        from oat.commands.features import judge_features, table
+
         found, asked = judge_features(resolved, arguments.prompts, arguments.samples, arguments.share)
     print(f"{table(found)}\noat features: {asked}")
     return 0

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from oat.cli.interruptible import say_loading
 from oat.errors import ConfigError
 
 _LEAST = {"port": 0, "max_wait_ms": 0}
@@ -103,12 +104,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     """Run the server until a signal ends it, and return the exit code."""
-    from oat.oracles.remote.front import Limits
-    from oat.oracles.remote.server import ServerConfig, all_devices, read_token, run_server
-
     for name, value in vars(arguments).items():
         if name != "label" and isinstance(value, int) and value < _LEAST.get(name, 1):
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; give at least {_LEAST.get(name, 1)}")
+    say_loading("serve", arguments.model)
+    from oat.oracles.remote.front import Limits
+    from oat.oracles.remote.server import ServerConfig, all_devices, read_token, run_server
+
     own = {field.name for field in fields(ServerConfig)} - {"devices", "token"}
     config = ServerConfig(
         **{name: value for name, value in vars(arguments).items() if name in own},

@@ -50,21 +50,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    with hearing_signals() as told:
-        with told.at_once():  # reading a configuration writes no file
-            from oat.build.targets import resolve_file
+    from oat.build.targets import resolve_file, what_loads
 
-            if arguments.profile is not None and arguments.profile < 1:
-                raise ConfigError(
-                    f"--profile is {arguments.profile}; give the number of steps to trace, at least 1"
-                )
+    if arguments.profile is not None and arguments.profile < 1:
+        raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
+    with hearing_signals("train", partial(what_loads, arguments.target, flags)) as told:
+        with told.at_once():  # resolving a configuration writes no file
             make = partial(resolve_file, arguments.target, flags)
+            resolved = make()
             if arguments.print_config:
-                print(make().as_yaml(), end="")
+                print(resolved.as_yaml(), end="")
                 return 0
+            from oat.build.missing import refuse_missing
+
+            refuse_missing(resolved)
             from oat.build.open_run import opened_again
 
-        work = partial(_worked, about=make().about, profile=arguments.profile)
+        work = partial(_worked, about=resolved.about, profile=arguments.profile)
         with unfinished():
             closing = opened_again(make, work, arguments.source, arguments.accept_changed, told)
     print(printable("\n".join(f"oat train: {line}" for line in closing)))

@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
+from oat.config.part_fields import PART_FIELDS
 from oat.config.peers.table import Row, find, is_listed, names, values
 from oat.config.settings import Config
 from oat.errors import did_you_mean, shortened
-from oat.plugins.registry import ALGORITHMS, ENGINES
 
 PYTHON = "oat.Trainer"
 """Begins the places of arguments that were given from Python."""
@@ -67,7 +67,7 @@ def described(
         first = f"did you mean `{typo[0]}`? " if typo else ""
         return f"{wrong}; {first}{_translated(place, leaves, algorithm)}"
     is_typo = bool(near) and path[-1] not in {
-        name.rpartition(".")[2] for name in field_names(has_parts=False)
+        name.rpartition(".")[2] for name in field_names()
     }
     found = [] if is_typo else _elsewhere(path, valid)
     if found:
@@ -94,25 +94,21 @@ def advice_on_value(path: tuple[str, ...], value: Any) -> str:
     return f"write {_written('', ours)}. {row.remark.rstrip('.')}" if ours else _begun_small(row.remark)
 
 
-def field_names(cls: Any = Config, above: str = "", *, has_parts: bool = True) -> Iterator[str]:
+def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
     """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
-    engines.
-
-    Args:
-        has_parts: False: without the algorithms and engines, which have to be imported.
-    """
-    types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
+    engines. The latter are in a list, since the algorithms import torch."""
+    types = get_type_hints(cls)
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
         parts = [
             t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)
         ]
-        if has_parts and cls is Config and f.name in registries:
-            parts += [part.Config for part in registries[f.name].values()]
         if f.name != "options" and (above or not parts):
             yield name
         for part in parts:
             yield from field_names(part, f"{name}.")
+        if cls is Config:
+            yield from (f"{name}.{field}" for field in PART_FIELDS.get(f.name, ()))
 
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:

@@ -1,27 +1,23 @@
-"""The engine `torch` as a run knows it: what it can do, the memory that it takes, and how it is made."""
+"""The engine `torch` as a run knows it: what it can do, the memory that it takes, and how it is made.
+
+A configuration may be refused before there is an engine. So the engine's own modules, and transformers with
+them, are imported when the engine is made or measured.
+"""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from oat.engines.base import Engine
-from oat.engines.cache_trial import keys_of
-from oat.engines.decoding import Decode
 from oat.engines.kind import Capabilities, Load, Traits
-from oat.engines.paged_cache import cache_dtype
-from oat.engines.pages import PAGE
-from oat.engines.records import Pooling
-from oat.engines.shapes import filled_up, fixed_rows, passes
-from oat.engines.split import APART, SplitEngine
-from oat.engines.torch import GB, TorchEngine, refuse_small_cache
+from oat.engines.shapes import fixed_rows
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
-from oat.functional.logprobs import token_logps
-from oat.functional.sampling import inverse_cdf
-from oat.models.causal_lm import CausalLM
 from oat.types import Sampling
+
+if TYPE_CHECKING:
+    from oat.engines.base import Engine
+    from oat.engines.decoding import Decode
+    from oat.engines.records import Pooling
+    from oat.engines.torch import TorchEngine
+    from oat.models.causal_lm import CausalLM
 
 
 class Embedded:
@@ -55,17 +51,18 @@ class Embedded:
     @staticmethod
     def make(
         config: TorchEngineConfig,
-        slots: Mapping[str, CausalLM],
+        slots: Mapping[str, "CausalLM"],
         *,
         num_tokens: int,
         stop_ids: Collection[int],
-        decode: Decode,
+        decode: "Decode",
         threads: int | None,
-        pooling: Pooling | None,
-    ) -> Engine:
+        pooling: "Pooling | None",
+    ) -> "Engine":
         """Make the engine; see `oat.engines.kind.EngineKind`."""
+        from oat.engines.split import APART, SplitEngine
 
-        def single(slots: Mapping[str, CausalLM]) -> TorchEngine:
+        def single(slots: Mapping[str, "CausalLM"]) -> "TorchEngine":
             return torch_engine(
                 config,
                 slots,
@@ -82,12 +79,14 @@ class Embedded:
         return SplitEngine(single(main), single({APART: slots[APART]}))
 
 
-def torch_engine(config: TorchEngineConfig, slots: Mapping[str, CausalLM], **others: Any) -> TorchEngine:
+def torch_engine(config: TorchEngineConfig, slots: Mapping[str, "CausalLM"], **others: Any) -> "TorchEngine":
     """Make one engine for all slots.
 
     Args:
         others: the other arguments of `TorchEngine`, which are no settings.
     """
+    from oat.engines.torch import TorchEngine
+
     return TorchEngine(
         slots,
         max_rows=config.max_rows,
@@ -107,27 +106,27 @@ class TorchMemory:
         self._config = config
         self.least_rows = fixed_rows(config.max_rows) if config.deterministic else 0
 
-    def cache_bytes(self, lm: CausalLM, load: Load) -> int:
+    def cache_bytes(self, lm: "CausalLM", load: Load) -> int:
         """Return the bytes of the KV cache when every row has its largest length, limited by `cache_gb`. If
         the samples of a prompt share pages, the full pages of the prompt count once."""
+        from oat.engines.cache_trial import keys_of
+        from oat.engines.paged_cache import cache_dtype
+        from oat.engines.pages import PAGE
+        from oat.engines.torch import GB
+
         rows = self._rows(load)
         whole = -(-(load.prompt + load.response) // PAGE)
         shared = load.prompt // PAGE if load.samples > 1 and not self._config.deterministic else 0
         pages = rows * (whole - shared) + -(-rows // load.samples) * shared
         return min(int(self._config.cache_gb * GB), pages * PAGE * keys_of(lm) * cache_dtype(lm).itemsize)
 
-    def imitate(self, lm: CausalLM, load: Load, sampling: Sampling) -> None:
+    def imitate(self, lm: "CausalLM", load: Load, sampling: Sampling) -> None:
         """Do, with a model without weights, a pass over the load's prompts, and the draw of one token for
         each row that is decoded at once."""
+        from oat.engines.torch_memory import imitate_step
+
         rows = self._rows(load)
-        some = next(iter(passes(np.full(-(-rows // load.samples), load.prompt))))
-        with torch.no_grad():
-            lm.hidden_of([np.zeros(load.prompt, dtype=np.int32)] * len(some))
-            width = lm.module.get_output_embeddings().in_features
-            hidden = torch.zeros(
-                filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype
-            )
-            _draw(lm.head(hidden)[:rows].float(), sampling)
+        imitate_step(lm, rows, -(-rows // load.samples), load.prompt, sampling)
 
     def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
         """Refuse a sequence that is too long for the cache; see `oat.engines.kind.EngineMemory`.
@@ -135,31 +134,11 @@ class TorchMemory:
         Raises:
             EngineError: the cache is too small.
         """
+        from oat.engines.torch import GB, refuse_small_cache
+
         pages = int(self._config.cache_gb * GB / page_bytes)
         refuse_small_cache(tokens, pages, page_bytes, self.least_rows or None, of_episode=of_episode)
 
     def _rows(self, load: Load) -> int:
         """Return the number of rows that are decoded at once."""
         return self.least_rows or min(load.prompts * load.samples, self._config.max_rows)
-
-
-def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """Use as much memory as the engine when it draws tokens. These logits have no values, so they cannot be
-    truncated (top-k, top-p, min-p). Tensors of the sizes that truncation makes are made instead."""
-    drawable_RV = logits_RV / 2 if sampling.changes_logits else logits_RV
-    if sampling.truncates:
-        some_RV = drawable_RV.clone()
-        if sampling.top_p < 1 and sampling.top_k == 0:
-            ranked = some_RV.sort(dim=-1, descending=True, stable=True)
-            held = [
-                ranked,
-                exact_RV := ranked.values.double(),
-                mass_RV := exact_RV.exp(),
-                mass_RV.cumsum(-1),
-                mass_RV - exact_RV,
-            ]
-            del ranked, exact_RV, mass_RV, held
-        drawable_RV = torch.full_like(some_RV, 0).scatter(
-            1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0
-        )
-    token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))

@@ -3,14 +3,16 @@ made. Only the kind reads the settings of the section `engine`."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from oat.engines.base import Engine
-from oat.engines.decoding import Decode
-from oat.engines.records import Pooling
-from oat.models.causal_lm import CausalLM
 from oat.types import Sampling
 from oat.types.part import Check, RunFacts
+
+if TYPE_CHECKING:
+    from oat.engines.base import Engine
+    from oat.engines.decoding import Decode
+    from oat.engines.records import Pooling
+    from oat.models.causal_lm import CausalLM
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class EngineMemory(Protocol):
     cache_setting: str
     smaller: Mapping[str, Any]
 
-    def cache_bytes(self, lm: CausalLM, load: Load) -> int:
+    def cache_bytes(self, lm: "CausalLM", load: Load) -> int:
         """Return the bytes of the KV cache when every row has its largest length."""
 
-    def imitate(self, lm: CausalLM, load: Load, sampling: Sampling) -> None:
+    def imitate(self, lm: "CausalLM", load: Load, sampling: Sampling) -> None:
         """Do, with a model without weights, the work that takes most memory beside the cache."""
 
     def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
@@ -138,14 +140,14 @@ class EngineKind(Protocol):
     @staticmethod
     def make(
         config: Any,
-        slots: Mapping[str, CausalLM],
+        slots: Mapping[str, "CausalLM"],
         *,
         num_tokens: int,
         stop_ids: Collection[int],
-        decode: Decode,
+        decode: "Decode",
         threads: int | None,
-        pooling: Pooling | None,
-    ) -> Engine:
+        pooling: "Pooling | None",
+    ) -> "Engine":
         """Make the engine.
 
         Args:

@@ -6,19 +6,20 @@ it is not used.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from oat.errors import ModelError, TemplateError, warn
-from oat.files import parse_json, seen
+from oat.files import located, parse_json, seen, start
 from oat.text.changed_texts import PROBES
 from oat.text.encoding import Encoder
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 ADAPTER = "adapter_config.json"
 _READ = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -125,6 +126,29 @@ def pointer_in(path: str) -> str | None:
 def has_left_over_adapter(path: str) -> bool:
     """Return True if a directory, or a hub model in the local cache, has a whole model and an adapter."""
     return _find(path, ADAPTER) is not None and any(_find(path, name) is not None for name in _READ)
+
+
+def locate(path: str) -> str:
+    """Return the name by which a model is opened: a directory, or a hub id.
+
+    Raises:
+        ModelError: the path is neither.
+    """
+    where = located(path)
+    if os.path.isdir(where) or (not os.path.exists(where) and _HUB_ID.fullmatch(path)):
+        return where
+    if os.path.exists(where):
+        raise ModelError(f"{path} is a file; give the directory that holds the model's config.json")
+    raise ModelError(
+        f"{nowhere(path)}, and it is no hub id; give a local directory, or a hub id as `org/name`"
+    )
+
+
+def nowhere(path: str) -> str:
+    """Say that there is no directory of this name."""
+    return f"there is no directory {path}" + (
+        "" if os.path.isabs(path) else f" in {start()}, from where relative paths are taken"
+    )
 
 
 def is_adapter_directory(path: str) -> bool:
@@ -319,6 +343,8 @@ def _find(path: str, name: str) -> Path | None:
     if os.path.isdir(seen(path)):
         file = seen(path) / name
         return file if os.path.isfile(file) else None  # also where a folder on the way cannot be read
+    from huggingface_hub import try_to_load_from_cache  # here, since it imports an HTTP client
+
     found: Any = None
     with suppress(ValueError):  # of a path that cannot be a hub model; loading it says so
         found = try_to_load_from_cache(path, name)

@@ -32,9 +32,9 @@ import numpy as np
 
 from oat.errors import OatWarning
 from oat.files import parse_json, seen
+from oat.models.adapter_files import WEIGHTS, described_adapter
 from oat.models.beside import is_adapter_directory
 from oat.models.loading import load_config, load_tokenizer
-from oat.models.lora import WEIGHTS, described_adapter
 from oat.models.weight_files import cached_files, equal_tensors, tensors_of
 
 Identity = dict[str, dict[str, Any]]

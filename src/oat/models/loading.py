@@ -17,8 +17,10 @@ from transformers import (
 from transformers.utils import logging
 
 from oat.errors import ModelError, did_you_mean
-from oat.files import located, seen, start
+from oat.files import located, seen
 from oat.models.beside import (
+    locate,
+    nowhere,
     pointer_in,
     refuse_config,
     refuse_named_files,
@@ -37,7 +39,6 @@ from oat.models.weight_files import are_equal, described
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NUMBERED = re.compile(r"\.\d+\.")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def load_tokenizer(path: str) -> Any:
@@ -50,7 +51,7 @@ def load_tokenizer(path: str) -> Any:
     Raises:
         ModelError: there is no tokenizer, it cannot be read, or `refuse_named_files` refuses it.
     """
-    where = _locate(path)
+    where = locate(path)
     with refusing("tokenizer", path):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         refuse_named_files(path, "tokenizer_config.json", "fast_tokenizer_files", "tokenizer.json")
@@ -178,23 +179,6 @@ def _without_adapters() -> Iterator[None]:
         modeling_utils.maybe_load_adapters = before
 
 
-def _locate(path: str) -> str:
-    where = located(path)
-    if os.path.isdir(where) or (not os.path.exists(where) and _HUB_ID.fullmatch(path)):
-        return where
-    if os.path.exists(where):
-        raise ModelError(f"{path} is a file; give the directory that holds the model's config.json")
-    raise ModelError(
-        f"{_nowhere(path)}, and it is no hub id; give a local directory, or a hub id as `org/name`"
-    )
-
-
-def _nowhere(path: str) -> str:
-    return f"there is no directory {path}" + (
-        "" if os.path.isabs(path) else f" in {start()}, from where relative paths are taken"
-    )
-
-
 def _refusal(what: str, path: str, error: BaseException) -> ModelError:
     reason = " ".join(str(error).split())[:200]
     if os.path.isdir(seen(path)):
@@ -204,7 +188,7 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
             "`save_pretrained` writes them"
         )
     return ModelError(
-        f"{_nowhere(path)}, and the {what} of that name cannot be had from the hub; give a local directory, "
+        f"{nowhere(path)}, and the {what} of that name cannot be had from the hub; give a local directory, "
         f"or download it where there is a network (`hf download {path}`), set HF_HOME to the folder it went "
         f"to, and HF_HUB_OFFLINE=1 to read from there only (the hub: {reason})"
     )
@@ -261,7 +245,7 @@ def load_config(path: str) -> Any:
     Raises:
         ModelError: there is no configuration, it cannot be read, or `refuse_config` refuses it.
     """
-    where = _locate(path)
+    where = locate(path)
     if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
         is_run = os.path.isfile(os.path.join(where, "config.yaml"))
         way = f"write the model of this run with `oat export {path} OUT`, and give OUT" if is_run else ""

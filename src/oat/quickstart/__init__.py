@@ -23,7 +23,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ import yaml
 from oat.errors import ConfigError
 from oat.files import appearing, saying_what_is_free, write_atomically
 from oat.quickstart.control import PermutedRewards
+from oat.rundir.checkpoint_files import place_of, pointed
 
 __all__ = ["PermutedRewards", "configurations", "quickstart"]
 
@@ -83,7 +85,7 @@ def quickstart(out: Path, seed: int = SEED) -> int:
     from oat.quickstart.report import plot, read_curve, table
 
     began = time.monotonic()
-    with interrupted_by_sigterm():
+    with interrupted_by_sigterm(), _saying_saved(out, list(runs)):
         if not (out / "start").exists():
             make_start(out, seed)
         left = [name for name, tree in runs.items() if not _is_done(out, name, tree)]
@@ -105,6 +107,19 @@ def quickstart(out: Path, seed: int = SEED) -> int:
     print(f"\naccuracy on held-out sums, at the start -> at the end\n{table(curves)}\n\n{places}", flush=True)
     _say("quickstart", time.monotonic() - began, out)
     return 0
+
+
+@contextmanager
+def _saying_saved(out: Path, names: Sequence[str]) -> Iterator[None]:
+    """Add a note to an interrupt within this context: which steps of the runs are saved."""
+    try:
+        yield
+    except KeyboardInterrupt as end:
+        end.add_note("the same command goes on from what is saved")
+        for name in names:
+            if steps := pointed(out / name / "checkpoints")[0]:
+                end.add_note(f"{name} is saved after step {place_of(steps[-1])[0]}")
+        raise
 
 
 def make_start(out: Path, seed: int) -> None:

@@ -86,6 +86,14 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
     return found[: found.index(named) + 1], problem
 
 
+def saved(run_dir: Path) -> str:
+    """Say which step of a run is saved: the step of the checkpoint from which the run would go on."""
+    names, _ = pointed(run_dir / "checkpoints")
+    if not names:
+        return "no step is saved yet; the same command goes on from the start, with the answers on disk"
+    return f"saved after step {place_of(names[-1])[0]}; the same command goes on there"
+
+
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a checkpoint: the size and the SHA-256 of each file. Sync its folder to disk."""
     for name in FILES:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from oat.build.engine import plain_sampling
 from oat.build.parts import run_facts
 from oat.build.resolved import Resolved
+from oat.build.sampling import plain_sampling
 from oat.types import ENSEMBLE
 from oat.types.part import Check
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oat.build.models import has_own_reference, starts_alike
+from oat.build.model_starts import has_own_reference, starts_alike
 from oat.build.resolved import Resolved
 from oat.types.part import Check
 
