@@ -66,9 +66,7 @@ def described(
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo else ""
         return f"{wrong}; {first}{_translated(place, leaves, algorithm)}"
-    is_typo = bool(near) and path[-1] not in {
-        name.rpartition(".")[2] for name in field_names()
-    }
+    is_typo = bool(near) and path[-1] not in {name.rpartition(".")[2] for name in field_names()}
     found = [] if is_typo else _elsewhere(path, valid)
     if found:
         written = f" (from Python: {_arguments(dict.fromkeys(found[:1], ...))})" if _is_python(place) else ""
