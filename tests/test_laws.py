@@ -38,7 +38,7 @@ MAY_IMPORT = {
         "build data errors evaluation explore files hardware laboratory learner ledger loop "
         "metrics models reports rollout rundir runtime seeds text types"
     ),
-    "config": "errors files",
+    "config": "errors files plugins",
     "control": "config errors plugins types",
     "data": "errors files plugins seeds text types",
     "engines": "config errors functional hardware models seeds types",
