@@ -41,15 +41,19 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
     return with_given(config, before, now), origins
 
 
-def what_loads(path: str | Path, flags: Sequence[str] = ()) -> str:
-    """Read a configuration file, and say what its run loads and starts before the first step.
+def what_loads(path: str | Path, flags: Sequence[str] = (), *, starts: bool = True) -> str:
+    """Return what a command with a configuration file loads, for people: the model, and the actors. No code
+    of torch is imported for this.
+
+    Args:
+        starts: False if the command starts no actors.
 
     Raises:
         ConfigError: see `load_config`.
     """
     config, _ = load_file(path, flags)
-    on_ray = config.compute.runtime == "ray"
-    return config.model.path + (f", and starting {many(config.compute.actors, 'actor')}" if on_ray else "")
+    count = config.compute.actors if starts and config.compute.runtime == "ray" else 0
+    return config.model.path + (f", and starting {many(count, 'actor')}" if count else "")
 
 
 def _run_of(file: Path) -> Path | None:

@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import load_file, resolve_file
+    from oat.build.targets import resolve_file, what_loads
 
-    config, _ = load_file(arguments.target, flags)  # refuses what can be refused before torch is loaded
-    say_loading("check", config.model.path)
+    what = what_loads(arguments.target, flags, starts=False)  # refuses what needs no torch to be refused
+    say_loading("check", what)
     resolved = resolve_file(arguments.target, flags)
     if arguments.print_config:
         print(resolved.as_yaml(), end="")
