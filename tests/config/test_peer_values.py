@@ -117,6 +117,40 @@ def test_what_a_row_says_to_write_is_accepted(part: int) -> None:
         check(row)
 
 
+def whole(cls: str) -> dict[str, Any]:
+    """Return every field of one of TRL's classes, with its default."""
+    fields = {**TRL["TrainingArguments"], **TRL[cls]}
+    return {name: what["default"] for name, what in fields.items()}
+
+
+LOSSES = {row.groups[0]: list(values_of(row)) for row in rows() if row.field == "loss_type"}
+
+
+@pytest.mark.parametrize("cls", ["GRPOConfig", "DPOConfig", "RewardConfig", "SFTConfig"])
+def test_all_fields_of_a_class_together_are_accepted(cls: str) -> None:
+    """Every field with its default, and so with each loss and with fields that a loss does not read."""
+    (algorithm,) = (FAMILIES[begin] for begin in FAMILIES if cls.startswith(begin))
+    others = {"GRPOConfig": {"delta": 2.0, "importance_sampling_level": "sequence", "beta": 0.1}}
+    others["DPOConfig"] = {"label_smoothing": 0.1, "ld_alpha": 0.5, "sync_ref_model": True}
+    for loss in LOSSES.get(cls, [None]):
+        for changed in ({}, others.get(cls, {})):
+            losses = {} if loss is None else {"loss_type": loss}
+            ours = flat(copied({**whole(cls), **losses, **changed}, algorithm))
+            name = ours.pop("algorithm.name", algorithm)
+            assert not refusal({"algorithm.name": name, **ours}, name), (loss, changed, ours)
+
+
+def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the settings of a tree by their dotted names, without those that are the user's to choose."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{above}{name}.")
+        elif value is not ... or f"{above}{name}" in CHOSEN:
+            found[f"{above}{name}"] = value
+    return found
+
+
 @dataclasses.dataclass
 class GRPOConfig:
     """Stands for TRL's: fields that the user gives, and others that its constructor makes of them."""
@@ -158,10 +192,12 @@ class DPOConfig:
     label_smoothing: float = 0.0
 
 
-def copied(args: Any) -> dict[str, Any]:
-    """Return what the message about an object says to write in Python."""
+def copied(args: Any, algorithm: str = "grpo") -> dict[str, Any]:
+    """Return what the message about TRL's arguments says to write in Python."""
     with pytest.raises(ConfigError) as refused:
-        package.Trainer(model="m", oracle="exact_match", prompts="p.jsonl", args=args)
+        package.Trainer(
+            model="m", oracle="exact_match", prompts="p", args=args, algorithm={"name": algorithm}
+        )
     found = re.search(r"\(from Python: (.*)\)\. docs", str(refused.value))
     assert found, str(refused.value)
     given: dict[str, Any] = eval(f"dict({found[1]})", {})
