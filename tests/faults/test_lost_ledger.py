@@ -109,10 +109,11 @@ LOSSES = {
 
 
 def tree(folder: Path) -> dict[str, bytes]:
+    """Return the files of a run, but for those that say which process works in it."""
     return {
         str(path): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal", "lock"))
     }
 
 

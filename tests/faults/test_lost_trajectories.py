@@ -85,10 +85,11 @@ LOSSES: dict[str, Callable[[Path, Path], Any]] = {
 
 
 def tree(folder: Path) -> dict[str, bytes]:
+    """Return the files of a run, but for those that say which process works in it."""
     return {
         str(path): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal", "lock"))
     }
 
 

@@ -51,6 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "max_position_embeddings": 32,
+        "eos_token_id": 1,
     }
     LlamaForCausalLM(LlamaConfig(vocab_size=len(characters), **shape)).save_pretrained(root / "model")
     prompts = [{"prompt": f"{a}{b}"} for a in "abcdef" for b in "abcdef"]

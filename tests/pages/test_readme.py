@@ -34,7 +34,7 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 
 def test_every_command_is_typed_by_a_test() -> None:
     of_oat = [" ".join(shlex.split(line, comments=True)) for line in commands(README)]
-    assert of_shell() == [*OF_MAKE, *of_oat]
+    assert of_shell() == [*OF_MAKE, ". .venv/bin/activate", *of_oat]
     assert {line.split()[0] for line in of_oat} == {"oat"}
     assert re.findall(r"`(pip [^`]*)`", README) == ["pip install '.[lora,plot]'"]
 
@@ -69,14 +69,29 @@ def test_the_chat_model_learns_as_typed(
     assert Path("my-model/model.safetensors").exists()
 
 
-def test_the_largest_runs_are_those_of_the_pages() -> None:
-    """What the README says about the largest runs stands in the pages that it names."""
+def test_its_figures_are_those_of_the_pages() -> None:
+    """Figures of the README stand in the pages that it names beside them."""
     pages = {
-        name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "first_run")
+        name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("benchmarks", "exploration", "gpu", "first_run", "resume")
     }
-    told = {"gpu": r"477 million", "first_run": re.escape(HUB.partition("/")[2])}
-    for name, figure in told.items():
-        assert re.search(figure, pages[name]), name
-        assert re.search(figure, README), name
-    sizes = [float(size) for size in re.findall(r"(\d+) million weights", pages["gpu"])]
-    assert max(sizes) == 477
+    ratios = {
+        name: re.findall(
+            r"^\| (?:5M|50M), .*? ([\d.]+)x \(",
+            pages["benchmarks"].partition(f"<!-- {name} -->")[2].partition("<!-- end")[0],
+            flags=re.MULTILINE,
+        )
+        for name in ("step", "direct")
+    }
+    told = [[f"{float(ratio):.1f}" for ratio in ratios[name]] for name in ("step", "direct")]
+    assert f"GRPO {told[0][0]}, DPO {' and '.join(told[1])} ([benchmarks]" in README
+    assert set(told[0]) == {told[0][0]}
+    (best,) = re.findall(r"SEA with labels needs ([\d.]+) of passive's pairs", pages["exploration"])
+    assert f"SEA with model labels needed {best} of the queries" in README
+    assert "300 runs" in README
+    assert "100 of 100, 100 of 100" in pages["resume"]
+    sizes = [int(size) for size in re.findall(r"(\d+) million weights", pages["gpu"])]
+    assert f"{max(sizes)} million on one GPU" in README
+    assert "Llama-3.2-1B" in pages["benchmarks"]
+    for figure in re.findall(r"from (-[\d.]+) to (-[\d.]+)", README)[0]:
+        assert figure in pages["first_run"]

@@ -185,7 +185,7 @@ TYPOS = {
         ("stop:", "lora: {rank: 4}\nstop:"), said=("@lora:", "`lora`", "did you mean `model.lora`?")
     ),
     "an option without its section": wrong(
-        ("stop:", "beta: 0.1\nstop:"), said=("@beta:", "`beta`", "did you mean `algorithm.beta`?")
+        ("stop:", "beta: 0.1\nstop:"), said=("@beta:", "`beta`", "`algorithm.kl_coef: 0.1`")
     ),
     "an algorithm": wrong(
         ("name: grpo", "name: gpro"), said=("@name: gpro", "'gpro'", "did you mean `grpo`?")
