@@ -17,8 +17,10 @@ tables in `src/oat/config/peers`. The message about an unknown setting reads the
 A step here asks about `algorithm.prompts` prompts with `algorithm.samples` responses each, and learns from
 them in `algorithm.epochs` passes of `algorithm.minibatches` optimiser steps. So a field there that counts
 completions, records or optimiser steps needs a conversion. In the column *value*, "the same" is a value that
-does not change, and A → B a value A that becomes B; without an entry the value has to be worked out. A name
-without a setting means nothing here.
+does not change, A → B a value A that becomes B, and "it" the value itself; without an entry the value has to
+be worked out. In brackets stands what a value gives too unless another name says otherwise; you choose the
+value of a setting with `...`. A name without a setting means nothing here. A name with an algorithm in
+brackets means this with that algorithm.
 """
 HEADS = {
     "TrainingArguments": "## TRL: fields of every configuration\n\nTRL {trl} with transformers "
@@ -28,6 +30,7 @@ HEADS = {
     "RewardConfig": "## TRL: RewardConfig",
     "SFTConfig": "## TRL: SFTConfig",
     "trainers": "## TRL: arguments of the trainers",
+    "older": "## TRL: older names\n\nNames that earlier versions of TRL and transformers had.",
     "ModelConfig": "## TRL: flags of its scripts\n\nThe fields of `ModelConfig` and `ScriptArguments`.",
     "OpenRLHF": "## OpenRLHF\n\nOpenRLHF {openrlhf}; `older`: names before its flags had dots.",
     "verl": "## verl\n\nverl {verl}.",
@@ -56,15 +59,22 @@ def of(head: str) -> list[Row]:
         return [row for row in rows() if row.groups[0] in ("ModelConfig", "ScriptArguments")]
     if head in ("OpenRLHF", "verl", ""):
         return [row for row in rows() if row.peer == head]
-    return [row for row in rows() if head in row.groups]
+    known = [row for row in rows() if row.peer == "TRL"]
+    return [row for row in known if head in [group.partition(":")[0] for group in row.groups]]
 
 
 def table(found: list[Row], has_groups: bool, has_values: bool) -> list[str]:
     first = "setting | value there" if has_values else "in | name" if has_groups else "name"
     lines = [f"| {first} | here | value | remark |", "| --- " * (first.count("|") + 4) + "|"]
     for row in found:
-        groups = f"`{row.groups[0]}`" if has_values else ", ".join(row.groups)
-        name = f"{groups} | `{row.field}`" if has_groups or has_values else f"`{row.field}`"
+        groups = (
+            f"`{row.groups[0]}`"
+            if has_values
+            else ", ".join(dict.fromkeys(group.partition(":")[0] for group in row.groups))
+        )
+        own = ", ".join(f"`{group.partition(':')[2]}`" for group in row.groups if ":" in group)
+        name = f"`{row.field}`" + (f" ({own})" if own else "")
+        name = f"{groups} | {name}" if has_groups or has_values else name
         here = ", ".join(f"`{setting}`" for setting in row.settings)
         lines.append(f"| {name} | {here} | {written(row)} | {row.remark} |")
     return lines
@@ -77,14 +87,30 @@ def written(row: Row) -> str:
     texts = []
     for entry in row.conversion.split("; ") if row.conversion else []:
         there, ours = entry.split(" -> ")
-        short = ours.removeprefix(f"{row.settings[0]}=") if "&" not in ours else ours.replace(" & ", ", ")
+        name = {"*": "others" if texts else "any", "whole": "whole numbers"}.get(there, f"`{there}`")
         if ours == "=":
-            texts.append("others are the same" if texts else "the same")
-        elif there == "*":
-            texts.append(f"`{ours.replace(' & ', ', ').replace('=', ': ')}`")
+            texts.append(f"{name} → the same" if texts else "the same")
         else:
-            texts.append(f"`{there}` → " + ("no setting" if ours == "-" else f"`{short.replace('=', ': ')}`"))
+            texts.append(f"{name} → {settings_in(row, ours)}")
     return "; ".join(texts)
+
+
+def settings_in(row: Row, ours: str) -> str:
+    """Return the settings that a value gives; in brackets those that give way to other names."""
+    pairs = (
+        [pair.split("=", 1) for pair in ours.split(" & ") if not pair.endswith("=-")] if ours != "-" else []
+    )
+    texts = {False: list[str](), True: list[str]()}
+    for setting, value in pairs:
+        gives_way = setting.endswith("?") and len(pairs) > 1
+        name = setting.rstrip("?")
+        said = {"*": "it", "*-1": "it - 1"}.get(value, f"`{value}`")
+        is_short = len(pairs) == 1 and (name,) == row.settings[:1]
+        plain = "..." if value == "..." else value
+        full = f"`{name}`: {said}" if value.startswith("*") else f"`{name}: {plain}`"
+        texts[gives_way].append(said if is_short else full)
+    bracket = f" ({', '.join(texts[True])})" if texts[True] else ""
+    return f"{', '.join(texts[False])}{bracket}".strip() or "no setting"
 
 
 if __name__ == "__main__":

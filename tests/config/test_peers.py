@@ -26,7 +26,7 @@ import oat as package
 from oat.build.parts import with_options
 from oat.config import load
 from oat.config.load import load_tree
-from oat.config.peers.table import PAIRS, Row, family_of, find, names, rows, values
+from oat.config.peers.table import PAIRS, Row, family_of, find, is_listed, names, rows, values
 from oat.config.settings import Config
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
@@ -43,6 +43,8 @@ TREE: dict[str, Any] = {
     "oracle": {"name": "exact_match"},
     "stop": {"max_steps": 1},
 }
+SOURCES = ("oracle.sources",)
+"""Settings of oracles that rows name."""
 Field = tuple[str, str, Row, Any]
 """A field of one of TRL's classes: name, our algorithm, row, and default."""
 
@@ -55,10 +57,11 @@ def algorithm_of(cls: str) -> str:
     return next((ours for begin, ours in ALGORITHM.items() if cls.startswith(begin)), "grpo")
 
 
-def row_of(cls: str, field: str) -> Row:
+def row_of(cls: str, field: str, algorithm: str = "") -> Row:
     """Return the row of a field of one of TRL's classes."""
     found = [row for row in rows() if row.peer == "TRL" and row.field == field]
-    return next((row for row in found if cls in row.groups), found[0])
+    own = [row for row in found if f"{cls}:{algorithm}" in row.groups]
+    return next((row for row in (*own, *found) if cls in row.groups or row in own), found[0])
 
 
 def fields_of_trl() -> list[Field]:
@@ -69,7 +72,9 @@ def fields_of_trl() -> list[Field]:
     ]
     for cls in classes():
         for field, what in TRL[cls].items():
-            found.append((field, algorithm_of(cls), row_of(cls, field), what.get("default", "x")))
+            found.append(
+                (field, algorithm_of(cls), row_of(cls, field, algorithm_of(cls)), what.get("default", "x"))
+            )
     return found
 
 
@@ -96,6 +101,8 @@ def accepts(setting: str, value: Any) -> bool:
     """Return True if a setting may have a value, with one of our algorithms at least."""
     if setting == "algorithm.name":
         return value in ALGORITHMS
+    if value is ...:
+        return setting in {*OURS, *SOURCES}
     for annotation, _ in OURS[setting]:
         try:
             msgspec.convert(value, annotation)
@@ -132,7 +139,11 @@ def written(value: Any) -> str:
 def test_every_field_of_trl_has_a_row_and_every_row_a_field() -> None:
     known = {(SHARED, field) for field in TRL[SHARED]}
     known |= {(cls, field) for cls in classes() for field in TRL[cls] if field not in TRL[SHARED]}
-    assert {(group, row.field) for row in rows() if row.peer == "TRL" for group in row.groups} == known
+    found = {
+        (group.partition(":")[0], row.field) for row in rows() if row.peer == "TRL" for group in row.groups
+    }
+    assert {each for each in found if each[0] != "older"} == known
+    assert not {field for group, field in found if group == "older"} & {field for _, field in known}
 
 
 def test_no_table_has_a_name_twice() -> None:
@@ -160,12 +171,13 @@ def test_the_rows_are_well_formed() -> None:
         entries = [] if row.conversion in ("", "=", "whole") else row.conversion.split("; ")
         for entry in entries:
             key, ours = entry.split(" -> ")
+            if key in ("*", "whole"):
+                pairs = [pair.split("=")[0].rstrip("?") for pair in ours.split(" & ")]
+                assert ours in ("=", "-") or all(setting in {*OURS, *SOURCES} for setting in pairs), row
+                continue
             given = row.converted(read(key)) or {}
-            assert ours in ("=", "-") or given, row
+            assert ours in ("=", "-") or row.claimed(read(key)), row
             assert ours == "=" or all(accepts(*pair) for pair in given.items()), row
-            assert ours == "=" or {setting.split(".")[0] for setting in given} <= {
-                setting.split(".")[0] for setting in row.settings
-            }, row
 
 
 def test_defaults_are_accepted_and_are_what_the_remarks_say() -> None:
@@ -176,8 +188,8 @@ def test_defaults_are_accepted_and_are_what_the_remarks_say() -> None:
             continue
         for setting, value in (row.converted(default) or {}).items():
             assert accepts(setting, value), (field, setting, value)
-            ours = ours_by_default(setting, algorithm)
-            if "same default" in row.remark:
+            ours = None if value is ... else ours_by_default(setting, algorithm)
+            if "same default" in row.remark and setting in row.settings:
                 assert value == ours, (field, value, ours)
         there = re.search(r"default is (\S+) here and (\S+) there", row.remark)
         if there:
@@ -211,7 +223,10 @@ def test_a_name_of_trl_is_translated_wherever_it_stands(place: str) -> None:
     for number, (field, algorithm, row, default) in enumerate(fields_of_trl()):
         section = {"learner": "learner", "sampling": "sampling", "algorithm": "algorithm"}.get(place[:-1])
         own = f"{section}.{field}" if section else field
-        if (place == "" or section) and (own in OURS or (own,) == row.settings):
+        is_own = (
+            own in OURS or (own,) == row.settings or (section is not None and is_listed([section, field]))
+        )
+        if (place == "" or section) and is_own:
             continue
         name = field.replace("_", "-") if number % 2 else field
         stands = ARGUMENTS[number % 3] if place == "args." else place
@@ -265,7 +280,7 @@ def test_a_name_of_trl_is_translated_from_python() -> None:
         part = {"algorithm": {"name": algorithm}}
         forms = [{**part, "args": {field: default}}]
         forms += [{**part, field: default}] if field not in taken else []
-        if f"learner.{field}" not in OURS:
+        if f"learner.{field}" not in OURS and not is_listed(["learner", field]):
             forms.append({**part, "learner": {field: default}})
         for given in forms:
             said = trainer_message(**given)
@@ -291,7 +306,9 @@ def test_the_arguments_of_trls_trainer_are_all_named_at_once() -> None:
     assert "use_vllm" in lines[2]
     assert "debug" not in lines[2]
     assert "accelerator_config" not in lines[2]
-    assert 'algorithm={"kl_coef": 0.04}' in trainer_message(algorithm={"name": "grpo", "beta": 0.04})
+    assert 'algorithm={"kl_coef": 0.04, "kl_unbiased": True}' in trainer_message(
+        algorithm={"name": "grpo", "beta": 0.04}
+    )
 
 
 def test_several_fields_of_an_unknown_section_are_a_list() -> None:
@@ -391,7 +408,7 @@ def test_the_tables_are_read_only_for_a_message() -> None:
     for file in ("load", "settings", "stored"):
         tree = ast.parse((ROOT / "src" / "oat" / "config" / f"{file}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-        assert not imported & {"oat.config.unknown", "oat.config.peers.table"}
+        assert not imported & {"oat.config.translated", "oat.config.unknown", "oat.config.peers.table"}
 
 
 def test_the_page_of_names_is_made_from_the_tables() -> None:

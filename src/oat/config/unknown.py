@@ -5,25 +5,24 @@
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from oat.config.part_fields import PART_FIELDS
-from oat.config.peers.table import Row, find, is_listed, names, values
+from oat.config.peers.objects import class_names, fields_set, is_settings
+from oat.config.peers.table import algorithm_of, family_of, is_listed, names
 from oat.config.settings import Config
-from oat.errors import did_you_mean, shortened
+from oat.config.translated import Leaf, arguments, is_python, rows_of, translated
+from oat.errors import did_you_mean
 
-PYTHON = "oat.Trainer"
-"""Begins the places of arguments that were given from Python."""
 _MOST = 4
 """Largest number of fields that a message proposes."""
-_MOST_LEAVES = 8
-"""Largest number of fields of an unknown section that a message translates."""
 _LONGEST = 100
 """Number of characters of a name for which a similar one is sought."""
-Leaf = tuple[tuple[str, ...], Any]
-"""A field with the sections around it, and its value."""
+_SECTIONS_OF_ARGUMENTS = ("args", "training_args", "config")
+"""Names of sections, or of objects, that scripts of other libraries give all of their settings in."""
+_ASIDE = ("evaluation", "checkpoint")
+"""Our sections that say nothing about learning; `steps` in them are not the steps of the run."""
 
 
 def described(
@@ -37,9 +36,9 @@ def described(
     """Return the message about the first unknown field of a section. If the tables of names have it, the
     message also translates the other ones that they have.
 
-    The tables of names have the first word, since they know what a name means. Otherwise the message proposes
-    the fields of other sections that `_elsewhere` finds, or the field of the same section with the most
-    similar name.
+    The tables of names have the first word, since they know what a name means; but a name in common use does
+    not have it against a field of its own section. Otherwise the message proposes the fields of other
+    sections that `_elsewhere` finds, or the field of the same section with the most similar name.
 
     Args:
         place: where the field was set.
@@ -52,44 +51,40 @@ def described(
     """
     wrong = f"{place}: nothing reads the field `{'.'.join(path)}`{hint}"
     value = unknown.get(path[-1])
-    leaves = [leaf for leaf in _leaves(path, value) if _rows(leaf[0], algorithm)]
+    cls, algorithm = _class_of(value, algorithm)
+    own = list(_leaves(path, value))
+    leaves = [leaf for leaf in own if _is_translated(leaf[0], valid, algorithm)]
+    rest = [f"`{leaf[0][-1]}`" for leaf in own if not _is_translated(leaf[0], valid, algorithm)]
     last = path[-1].replace("-", "_")[:_LONGEST]
     near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
-    if leaves:
+    if leaves or cls:
         others = (
             each
             for name in unknown
             if name != path[-1]
             for each in _leaves((*path[:-1], name), unknown[name])
         )
-        leaves += [leaf for leaf in others if _rows(leaf[0], algorithm)]
+        leaves += [leaf for leaf in others if _is_translated(leaf[0], valid, algorithm)]
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
-        first = f"did you mean `{typo[0]}`? " if typo else ""
-        return f"{wrong}; {first}{_translated(place, leaves, algorithm)}"
+        first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
+        if rest:
+            wrong += f" (and no table has {', '.join(rest[:_MOST])})"
+        return f"{wrong}; {first}{translated(place, leaves, algorithm, cls)}"
+    if path[-1] in _SECTIONS_OF_ARGUMENTS and isinstance(value, Mapping) and value:
+        return _of_arguments(place, path, value, valid)
+    if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):  # another part reads it
+        return f"{wrong}; valid here: {', '.join(valid) or 'none'}"
+    near = near or _within(last, valid)
     is_typo = bool(near) and path[-1] not in {name.rpartition(".")[2] for name in field_names()}
     found = [] if is_typo else _elsewhere(path, valid)
     if found:
-        written = f" (from Python: {_arguments(dict.fromkeys(found[:1], ...))})" if _is_python(place) else ""
-        return (
-            f"{wrong}; did you mean {' or '.join(f'`{name}`' for name in found)}{written}? valid here: "
-            f"{', '.join(valid) or 'none'}"
-        )
-    listed = did_you_mean(path[-1], valid)
+        return f"{wrong}; {_proposed(place, found)} valid here: {', '.join(valid) or 'none'}"
+    listed = did_you_mean(path[-1], near if near and is_typo else valid)
     theirs = difflib.get_close_matches(last, names(), n=1, cutoff=0.85)
-    if theirs and not listed.startswith("did"):
-        return (
-            f"{wrong}; did you mean `{theirs[0]}`? {_translated(place, [((theirs[0],), value)], algorithm)}"
-        )
+    if theirs and theirs[0] != last and not listed.startswith("did"):
+        leaf = ((theirs[0],), value)
+        return f"{wrong}; did you mean `{theirs[0]}`? {translated(place, [leaf], algorithm)}"
     return f"{wrong}; {listed}"
-
-
-def advice_on_value(path: tuple[str, ...], value: Any) -> str:
-    """Return what a value of a setting is called here, if another library has it; otherwise ""."""
-    row = values().get((".".join(path), value)) if isinstance(value, str) else None
-    if row is None:
-        return ""
-    ours = row.converted(value)
-    return f"write {_written('', ours)}. {row.remark.rstrip('.')}" if ours else _begun_small(row.remark)
 
 
 def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
@@ -129,137 +124,59 @@ def _is_listed_within(path: tuple[str, ...], section: Mapping[Any, Any]) -> bool
 
 
 def _fields_of(value: Any) -> Mapping[Any, Any]:
-    """Return the fields of a section. Of an object of a dataclass they are those that differ from their
-    defaults and are plain, since a constructor fills in others."""
+    """Return the fields of a section; of an object, those that the user set."""
     if isinstance(value, Mapping):
         return value
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return {}
-    given = {f.name: (getattr(value, f.name, None), f.default) for f in dataclasses.fields(value)}
-    return {
-        name: getattr(now, "value", now)
-        for name, (now, before) in given.items()
-        if before is not dataclasses.MISSING and now != before and (now or before) and not _is_object(now)
-    }
+    return fields_set(value) if is_settings(value) else {}
 
 
-def _is_object(value: Any) -> bool:
-    return not isinstance(value, str | int | float | list | tuple | Mapping | None)
+def _class_of(value: Any, algorithm: str | None) -> tuple[str | None, str | None]:
+    """Return the name of the class of another library's that an object has, and the run's algorithm; if that
+    is not of the class's family, it is the class's. (None, algorithm): it is no such object."""
+    named = class_names(value)
+    own = algorithm_of(named)
+    if own is None:
+        return None, algorithm
+    cls = next(name for name in named if algorithm_of([name]))
+    return cls, algorithm if family_of(algorithm) == family_of(own) else own
 
 
-def _rows(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
-    """Return the rows of a field, but for rows that would only repeat its name."""
-    own = ".".join(path).replace("-", "_")
-    return tuple(row for row in find(path, algorithm) if row.settings != (own,))
+def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> bool:
+    """Return True if the tables say what a field is called. A name in common use, which they have without its
+    section, says nothing in a section aside, or where the section has a field of a similar name."""
+    rows = rows_of(path, algorithm)
+    is_common = len(path) > 1 and bool(rows) and not rows[0].peer and not is_listed(path)
+    settings = [setting.split(".") for row in rows for setting in row.settings]
+    if not is_common or path[0] in [setting[0] for setting in settings]:
+        return bool(rows)
+    is_aside = path[0] in _ASIDE and any(len(setting) > 1 for setting in settings)
+    return not is_aside and not _within(path[-1].replace("-", "_"), valid)
+
+
+def _within(name: str, valid: Sequence[str]) -> list[str]:
+    """Return the field, if there is one, whose words are among those of a name."""
+    words = {*name.split("_")}
+    return [field for field in valid if {*field.split("_")} < words][:1]
+
+
+def _of_arguments(place: str, path: tuple[str, ...], section: Mapping[str, Any], valid: Sequence[str]) -> str:
+    """Return the message about a section of which no table has a field."""
+    name = str(next(iter(section)))
+    wrong = f"{place}: nothing reads the field `{'.'.join((*path, name))}`"
+    found = _elsewhere((name,), [])
+    proposed = f"{_proposed(place, found)} " if found else ""
+    return f"{wrong}; {proposed}there is no section `{path[-1]}`; valid: {', '.join(valid)}"
+
+
+def _proposed(place: str, found: Sequence[str]) -> str:
+    written = f" (from Python: {arguments(dict.fromkeys(found[:1], ...))})" if is_python(place) else ""
+    return f"did you mean {' or '.join(f'`{name}`' for name in found)}{written}?"
 
 
 def _is_said(name: str, path: tuple[str, ...], leaves: Sequence[Leaf], algorithm: str | None) -> bool:
     """Return True if the tables propose the field with this name in the path's section."""
     ours = ".".join((*path[:-1], name))
-    return any(ours in row.settings for leaf, _ in leaves for row in _rows(leaf, algorithm))
-
-
-def _translated(place: str, leaves: Sequence[Leaf], algorithm: str | None) -> str:
-    """Return what fields are called here: one or two with their remarks, more of them as a list."""
-    if len(leaves) <= 2:
-        said = [
-            _sentence(place, row, path, value, algorithm)
-            for path, value in leaves
-            for row in _rows(path, algorithm)
-        ]
-        return " ".join(said).rstrip(".")
-    ours: dict[str, Any] = {}
-    texts, unused = [], []
-    for path, value in leaves:
-        row = _rows(path, algorithm)[0]
-        given = row.converted(value)
-        ours |= given or {}
-        if given or (given is None and row.settings):
-            verb = "is" if given else "belongs to"
-            ours_of = given or dict.fromkeys(row.settings, ...)
-            texts.append(f"`{row.field}` {verb} {_written(place, ours_of)}")
-        else:
-            unused.append(f"`{row.field}`")
-    if unused:
-        texts.append(f"{', '.join(unused)} {'mean' if unused[1:] else 'means'} nothing or needs no setting")
-    more = f"; and {len(texts) - _MOST_LEAVES} more" if texts[_MOST_LEAVES:] else ""
-    python = f" (from Python: {_arguments(ours)})" if ours and _is_python(place) else ""
-    return f"here {'; '.join(texts[:_MOST_LEAVES])}{more}{python}. docs/names.md says what differs"
-
-
-def _sentence(place: str, row: Row, path: tuple[str, ...], value: Any, algorithm: str | None) -> str:
-    of = f"{row.peer}'s " if row.peer else ""
-    is_one = len(_rows(path, algorithm)) == 1
-    name = f"{of}`{row.field}`" + ("" if is_one else f" ({', '.join(row.groups)})")
-    ours = row.converted(value)
-    given = dict.fromkeys(row.settings, ...) if ours is None else ours
-    python = f" (from Python: {_arguments(given)})" if given and _is_python(place) else ""
-    if not row.settings:
-        return f"{name} means nothing here: {_begun_small(row.remark)}."
-    if not given:
-        return f"{name} needs no setting here. {row.remark}"
-    if row.field in {setting.rpartition(".")[2] for setting in row.settings}:
-        return f"did you mean {' or '.join(f'`{setting}`' for setting in row.settings)}{python}? {row.remark}"
-    return f"{name} is {_written(place, given)} here{python}. {row.remark}"
-
-
-def _begun_small(remark: str) -> str:
-    """Return a remark as it stands behind a colon."""
-    return remark.rstrip(".") if remark[1:2].isupper() else f"{remark[:1].lower()}{remark[1:]}".rstrip(".")
-
-
-def _written(place: str, ours: Mapping[str, Any]) -> str:
-    """Return settings with their values, as a file or flags have them; `...` is a value that is not known."""
-    texts = []
-    for setting, value in ours.items():
-        if value is ... or _is_python(setting):
-            texts.append(f"`{setting}`")
-        elif place.startswith("--"):
-            texts.append(f"`--{setting} {_plain(value)}`")
-        else:
-            texts.append(f"`{setting}: {_plain(value)}`")
-    return " and ".join(texts)
-
-
-def _plain(value: Any) -> str:
-    """Return a value as YAML has it on one line."""
-    if isinstance(value, str):
-        return shortened(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain, value))}]"
-    try:
-        return shortened(json.dumps(value))
-    except (TypeError, ValueError):
-        return "..."
-
-
-def _arguments(ours: Mapping[str, Any]) -> str:
-    """Return settings as arguments of `oat.Trainer`, each section once."""
-    tree: dict[str, Any] = {}
-    for setting, value in ours.items():
-        if _is_python(setting):
-            tree[setting.partition("(")[2].rstrip(")")] = ...
-            continue
-        *sections, last = setting.split(".")
-        inner = tree
-        for section in sections:
-            if not isinstance(inner.get(section), dict):
-                inner[section] = {}
-            inner = inner[section]
-        inner[last] = value
-    return ", ".join(f"{name}={_code(value)}" for name, value in tree.items())
-
-
-def _code(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{name}": {_code(part)}' for name, part in value.items()) + "}"
-    if isinstance(value, str):
-        return json.dumps(shortened(value), ensure_ascii=False)
-    return "..." if value is ... else shortened(repr(value))
-
-
-def _is_python(place: str) -> bool:
-    return place.startswith(PYTHON)
+    return any(ours in row.settings for leaf, _ in leaves for row in rows_of(leaf, algorithm))
 
 
 def _elsewhere(path: tuple[str, ...], valid: Sequence[str]) -> list[str]:

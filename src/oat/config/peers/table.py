@@ -2,14 +2,17 @@
 
 The rows are in the files `*.csv` beside this module, with `|` between the columns:
 
-* group: the classes or commands that have the field, separated by spaces. `older`: names that the library had
-  before. In `values.csv` it is a setting of ours, and the field is a value that it would have elsewhere;
+* group: the classes or commands that have the field, separated by spaces; `GRPOConfig:cispo` is for one of
+  our algorithms alone. `older`: names that the library had before. In `values.csv` it is a setting of ours,
+  and the field is a value that it would have elsewhere;
 * field: its name there, with dots if it is in sections;
 * settings: our settings, separated by spaces. None: the name means nothing here. `oat.Trainer(x)` is the
   argument x of `oat.Trainer`;
 * conversion: how a value becomes ours. `=`: it is the same, for every setting of the row. `whole`: so is a
   whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
-  other is the same. Empty: it has to be worked out, as the remark says;
+  other is the same (`whole`: any other whole number). On the right, `*` is the value itself, `*-1` one less,
+  `...` a value that the user has to choose, and `-` a setting that is left out whatever other names say.
+  `x.y?=B` gives way to what another name says. Empty: it has to be worked out, as the remark says;
 * remark: one sentence on what differs, or why there is no such setting.
 
 Only this module reads the files, and only when somebody asks.
@@ -29,6 +32,7 @@ HERE = Path(__file__).parent
 FILES = {
     "trl": "TRL",
     "trl_training": "TRL",
+    "trl_older": "TRL",
     "openrlhf": "OpenRLHF",
     "verl": "verl",
     "common": "",
@@ -58,8 +62,19 @@ PAIRS = frozenset(
     ]
 )
 """Our algorithms for which the names of DPO are the right ones."""
+LEFT_OUT = object()
+"""Value of a setting that is not written."""
 _KIN = {"pairs": ("DPO", "dpo"), "sft": ("SFT", "sft"), "reward": ("Reward", "rm"), "group": ("GRPO", "ppo")}
 """For each family of our algorithms, how the groups of the peers' classes and commands for it begin."""
+
+
+_HELD_OUT = {
+    "pairs": ("evaluation.pairs",),
+    "reward": ("evaluation.pairs",),
+    "sft": ("evaluation.path", "evaluation.oracle"),
+}
+"""For each family of our algorithms that learns from recorded responses, what an evaluation needs in place of
+`evaluation.path` alone."""
 
 
 @dataclass(frozen=True)
@@ -77,27 +92,48 @@ class Row:
     conversion: str
     remark: str
 
-    def converted(self, value: Any) -> dict[str, Any] | None:
+    def converted(self, value: Any, algorithm: str | None = None) -> dict[str, Any] | None:
         """Return our settings for a value of the peer's. Empty: the value needs no setting. None: the value
-        has to be worked out, or has no counterpart."""
-        if self.conversion in ("=", "whole"):
-            return self._same(value)
-        known = dict(entry.split(" -> ") for entry in self.conversion.split("; ") if entry)
-        word = next((known[key] for key in known if key != "*" and _is_value(key, value)), known.get("*"))
-        if word is None:
-            return None
-        if word == "=":
-            return self._same(value)
-        pairs = [pair.split("=", 1) for pair in word.split(" & ")] if word != "-" else []
-        return {setting: _value(text) for setting, text in pairs}
+        has to be worked out, or has no counterpart. A setting with the value `...` must be set too, and its
+        value is the user's to choose."""
+        claimed = self.claimed(value, algorithm)
+        return claimed and {name: ours for name, (ours, _) in claimed.items() if ours is not LEFT_OUT}
 
-    def _same(self, value: Any) -> dict[str, Any] | None:
-        if self.conversion == "whole":
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                return None
-            if number < 1 or not number.is_integer():
+    def claimed(self, value: Any, algorithm: str | None = None) -> dict[str, tuple[Any, bool]] | None:
+        """Return, as `converted` does, the settings about which a value decides: our value, and True if it
+        gives way to what another name says. `LEFT_OUT`: the setting is not written."""
+        found = self._pairs(value)
+        if found is None:
+            return None
+        if found.get("evaluation.path") is ... and "evaluation.samples" not in found:
+            of = _HELD_OUT.get(family_of(algorithm) or "", ("evaluation.path",))
+            found = {name: found[name] for name in found if name != "evaluation.path"} | dict.fromkeys(
+                of, ...
+            )
+        return {
+            setting.rstrip("?"): (ours, ours is ... or setting.endswith("?"))
+            for setting, ours in found.items()
+        }
+
+    def _pairs(self, value: Any) -> dict[str, Any] | None:
+        """Return our settings for a value, each followed by `?` if it gives way."""
+        if self.conversion in ("=", "whole"):
+            return self._same(value, self.conversion)
+        known = dict(entry.split(" -> ") for entry in self.conversion.split("; ") if entry)
+        key = next((key for key in known if key not in ("*", "whole") and _is_value(key, value)), None)
+        key = key or next((key for key in ("*", "whole") if key in known), None)
+        if key is None or known[key] == "=":
+            return None if key is None else self._same(value, key)
+        if key in ("*", "whole") and "=*" in known[key] and self._same(value, key) is None:
+            return None
+        pairs = [pair.split("=", 1) for pair in known[key].split(" & ")] if known[key] != "-" else []
+        found = {setting: _ours(text, value) for setting, text in pairs}
+        return None if None in [found[setting] for setting, text in pairs if text == "*-1"] else found
+
+    def _same(self, value: Any, key: str) -> dict[str, Any] | None:
+        if key == "whole":
+            number = _number(value)
+            if number is None or number < 1 or not number.is_integer():
                 return None
             value = int(number)
         return None if isinstance(value, Mapping) else dict.fromkeys(self.settings, value)
@@ -151,6 +187,13 @@ def names() -> Iterable[str]:
     return [field for field in _indexes()[0] if "." not in field]
 
 
+def algorithm_of(groups: Iterable[str]) -> str | None:
+    """Return the algorithm that a class of a peer's has by default, by the names of the class and its bases;
+    None: the tables do not have it."""
+    rows_of = [row for name in groups if (row := values().get(("algorithm.name", name)))]
+    return rows_of[0].converted(rows_of[0].field)["algorithm.name"] if rows_of else None  # type: ignore[index]
+
+
 def family_of(algorithm: str | None) -> str | None:
     """Return the family of one of our algorithms, by its name; None: it is not one of ours."""
     if algorithm not in ALGORITHMS:
@@ -164,6 +207,8 @@ def _fitting(found: tuple[Row, ...], algorithm: str | None) -> tuple[Row, ...]:
     """Return those of the rows with one field that the first peer has and that belong to the algorithm. If
     none belong to it, or it is not known, return all rows of the peer with different answers."""
     found = tuple(row for row in found if row.peer == found[0].peer)
+    own = tuple(row for row in found if any(group.endswith(f":{algorithm}") for group in row.groups))
+    found = own or tuple(row for row in found if ":" not in row.groups[0])
     kin = _KIN.get(family_of(algorithm) or "", ())
     fitting = [row for row in found if any(group.startswith(kin) for group in row.groups)] if kin else []
     return tuple({row.settings: row for row in reversed(fitting or found)}.values())[::-1]
@@ -205,11 +250,24 @@ def _is_value(key: str, value: Any) -> bool:
     return value == known and isinstance(value, bool) == isinstance(known, bool)
 
 
+def _ours(text: str, value: Any) -> Any:
+    """Return our value for a value of the peer's; None: it is not a number, or ours would not be positive."""
+    if text == "*-1":
+        number = _number(value)
+        return round(number - 1, 12) if number is not None and number > 1 else None
+    return {"*": value, "...": ..., "-": LEFT_OUT}.get(text, _value(text))
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
 def _value(text: str) -> Any:
     """Read a value in a conversion: JSON, a list of words, or a word."""
-    if text.startswith("["):
-        return text[1:-1].split(", ")
     try:
         return json.loads(text)
     except ValueError:
-        return text
+        return text[1:-1].split(", ") if text.startswith("[") else text
