@@ -5,7 +5,7 @@ import pytest
 import torch
 from fixtures import World, oat
 
-from oat.hardware.threads import candidates, fastest, on_threads
+from oat.hardware.threads import candidates, fastest, measured_tokens, on_threads
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,25 @@ def test_the_fastest_wins_and_of_near_ones_the_one_with_fewer_threads(
         count = torch.get_num_threads()
         calls.append(count)
         outlier = 50.0 if len(calls) in (1, 5) else 1.0
-        now[0] += outlier * seconds[count]
+        now[0] += outlier * seconds[count] / 1000
 
     assert fastest(work, [1, 2, 4], clock=lambda: now[0]) == best
     assert calls == [1, 2, 4] * 4
+
+
+def test_slow_work_is_done_once_on_each_number() -> None:
+    now, calls = [0.0], []
+
+    def work() -> None:
+        calls.append(torch.get_num_threads())
+        now[0] += 9.0 if calls[-1] == 1 else 60.0
+
+    assert fastest(work, [1, 2], clock=lambda: now[0]) == 1
+    assert calls == [1, 2]
+
+
+def test_a_larger_model_is_measured_with_fewer_tokens() -> None:
+    assert [measured_tokens(size, 256) for size in (0, 10**6, 10**8, 10**12)] == [256, 256, 100, 1]
 
 
 def test_one_candidate_needs_no_measurement() -> None:

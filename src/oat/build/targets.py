@@ -41,19 +41,24 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
     return with_given(config, before, now), origins
 
 
-def what_loads(path: str | Path, flags: Sequence[str] = (), *, starts: bool = True) -> str:
-    """Return what a command with a configuration file loads, for people: the model, and the actors. No code
-    of torch is imported for this.
+def what_loads(path: str | Path, flags: Sequence[str] = (), *, trains: bool = True) -> str:
+    """Return what a command with a configuration file does before its first line, for people: the model that
+    it loads, and what takes long beside that. No code of torch is imported for this.
 
     Args:
-        starts: False if the command starts no actors.
+        trains: False if the command starts no actors and measures no threads.
 
     Raises:
         ConfigError: see `load_config`.
     """
     config, _ = load_file(path, flags)
-    count = config.compute.actors if starts and config.compute.runtime == "ray" else 0
-    return config.model.path + (f", and starting {many(count, 'actor')}" if count else "")
+    compute = config.compute
+    if trains and compute.runtime == "ray":
+        return f"{config.model.path}, and starting {many(compute.actors, 'actor')}"
+    is_measured = (compute.profile, compute.threads) == ("cpu", None) and not is_begun(seen(config.run_dir))
+    if trains and is_measured:
+        return f"{config.model.path}, and measuring how many threads are fastest (compute.threads: N)"
+    return config.model.path
 
 
 def _run_of(file: Path) -> Path | None:

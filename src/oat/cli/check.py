@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build.targets import resolve_file, what_loads
 
-    what = what_loads(arguments.target, flags, starts=False)  # refuses what needs no torch to be refused
+    what = what_loads(arguments.target, flags, trains=False)  # refuses what needs no torch to be refused
     say_loading("check", what)
     resolved = resolve_file(arguments.target, flags)
     if arguments.print_config:

@@ -32,7 +32,7 @@ from oat.engines.scoring import score
 from oat.engines.shapes import fixed_rows, fixed_width
 from oat.errors import EngineError, WeightsError, did_you_mean
 from oat.hardware.roofline import Meter
-from oat.hardware.threads import candidates, fastest, on_threads
+from oat.hardware.threads import candidates, fastest, measured_tokens, on_threads
 from oat.models.causal_lm import CausalLM
 from oat.types import Completion, Request, Sampling, Work
 
@@ -124,13 +124,12 @@ class TorchEngine:
     def choose_threads(self, rows: int) -> None:
         """Set `threads` to the number that is fastest in a measurement with `rows` short requests."""
         lm = next(iter(self._slots.values()))
-        few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
-        requests = [
-            Request(np.zeros(few, dtype=np.int32), Sampling(few), key)
-            for key in range(min(rows, self._max_rows))
-        ]
-        self.threads = None
         parameters = sum(tensor.numel() for tensor in lm.tensors().values())
+        rows = min(rows, self._max_rows)
+        most = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
+        few = max(1, measured_tokens(parameters, 2 * rows * most) // (2 * rows))
+        requests = [Request(np.zeros(few, dtype=np.int32), Sampling(few), key) for key in range(rows)]
+        self.threads = None
         self.threads = fastest(
             lambda: list(self.generate(requests, next(iter(self._slots)))), candidates(parameters)
         )

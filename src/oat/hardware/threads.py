@@ -15,6 +15,11 @@ from contextlib import contextmanager
 import torch
 
 _ROUNDS = 3
+_ENOUGH_S = 5.0
+"""No round begins once the rounds before it have taken this many seconds."""
+_MOST_WORK = 10**10
+"""Largest number of tokens of a measured work, times the parameters of its model: a second or less of one
+core. On a busy machine the work can take ten times as long on two threads."""
 LARGE = 200_000_000
 """A model with more parameters than this number counts as large."""
 _GAIN = 0.95
@@ -48,11 +53,17 @@ def candidates(parameters: int) -> list[int]:
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 
 
+def measured_tokens(parameters: int, most: int) -> int:
+    """Return the number of tokens, from 1 to `most`, of the work that is measured with a model."""
+    return max(1, min(most, _MOST_WORK // max(1, parameters)))
+
+
 def fastest(
     work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> int:
     """Return the number of threads on which `work` is fastest. Each round runs `work` once on every number of
-    threads. The first round warms up. Three more rounds are timed, and their medians are compared.
+    threads. The first round warms up. Three more rounds are timed, and their medians are compared. There are
+    fewer rounds if the work is slow (`_ENOUGH_S`). If only the first round was made, it counts.
 
     Args:
         counts: the numbers of threads to try, ascending. If several take nearly the same time, the lowest of
@@ -61,15 +72,18 @@ def fastest(
     if len(counts) == 1:
         return counts[0]
     seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for round_ in range(_ROUNDS + 1):
+    start = clock()
+    for _ in range(_ROUNDS + 1):
         for count in counts:
             with on_threads(count):
                 begin = clock()
                 work()
-                if round_:
-                    seconds[count].append(clock() - begin)
+                seconds[count].append(clock() - begin)
+        if clock() - start > _ENOUGH_S:
+            break
+    median = {count: statistics.median(times[1:] or times) for count, times in seconds.items()}
     best = counts[0]
     for count in counts[1:]:
-        if statistics.median(seconds[count]) <= _GAIN * statistics.median(seconds[best]):
+        if median[count] <= _GAIN * median[best]:
             best = count
     return best

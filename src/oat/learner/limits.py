@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from oat.algorithms.base import Objective
 from oat.errors import ConfigError
-from oat.hardware.threads import candidates, fastest
+from oat.hardware.threads import candidates, fastest, measured_tokens
 from oat.learner.learner import Learner
 from oat.models.outline_errors import shaped
 from oat.types import KeptSets, Sampling, Segment, Trajectory
@@ -161,10 +161,14 @@ def measure_tokens(
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
     """Return the number of threads with which a small forward and backward pass is fastest."""
-    rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
     parameters = sum(
         parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters()
     )
+    tokens = measured_tokens(parameters, _MEASURED_ROWS * _MEASURED_TOKENS)
+    rows = [
+        row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number)
+        for number in range(-(-tokens // _MEASURED_TOKENS))
+    ]
     return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
 
 
