@@ -79,7 +79,9 @@ def described(
     found = [] if is_typo else _elsewhere(path, valid)
     if found:
         return f"{wrong}; {_proposed(place, found)} valid here: {', '.join(valid) or 'none'}"
-    listed = did_you_mean(path[-1], near if near and is_typo else valid)
+    listed = did_you_mean(path[-1], valid)
+    if near and is_typo:
+        listed = f"did you mean `{near[0]}`? valid: {listed.partition('valid: ')[2]}"
     theirs = difflib.get_close_matches(last, names(), n=1, cutoff=0.85)
     if theirs and theirs[0] != last and not listed.startswith("did"):
         leaf = ((theirs[0],), value)
