@@ -8,6 +8,8 @@ from oat.config.peers.table import Row, rows, values
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
 FIELDS = Path(__file__).parent / "config" / "trl_fields.json"
 VERSIONS = {"OpenRLHF": "0.11.2", "verl": "0.9.1"}
+SAID = {"*": "it", "*-1": "it - 1", "*/s": "it / optimiser steps of a step, rounded up"}
+"""How the right side of a conversion reads."""
 INTRODUCTION = """# Names of TRL, OpenRLHF and verl
 
 What the settings of other libraries are called here; `python tests/names_page.py` makes this page from the
@@ -104,10 +106,10 @@ def settings_in(row: Row, ours: str) -> str:
     for setting, value in pairs:
         gives_way = setting.endswith("?") and len(pairs) > 1
         name = setting.rstrip("?")
-        said = {"*": "it", "*-1": "it - 1"}.get(value, f"`{value}`")
+        said = SAID.get(value, f"`{value}`")
         is_short = len(pairs) == 1 and (name,) == row.settings[:1]
         plain = "..." if value == "..." else value
-        full = f"`{name}`: {said}" if value.startswith("*") else f"`{name}: {plain}`"
+        full = f"`{name}`: {said}" if value in SAID else f"`{name}: {plain}`"
         texts[gives_way].append(said if is_short else full)
     bracket = f" ({', '.join(texts[True])})" if texts[True] else ""
     return f"{', '.join(texts[False])}{bracket}".strip() or "no setting"
