@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import names_page
 import pytest
 import yaml
 from configurations import MINIMAL
@@ -434,10 +433,6 @@ def test_the_tables_are_read_only_for_a_message() -> None:
         tree = ast.parse((ROOT / "src" / "oat" / "config" / f"{file}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert not imported & {"oat.config.translated", "oat.config.unknown", "oat.config.peers.table"}
-
-
-def test_the_page_of_names_is_made_from_the_tables() -> None:
-    assert names_page.PAGE.read_text(encoding="utf-8") == names_page.page(), "run: python tests/names_page.py"
 
 
 def test_the_wheel_has_every_file_that_is_no_code() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oat.config.load import tree_to_yaml
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, step_of
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, values
+from oat.config.yaml_text import tree_to_yaml
 from oat.errors import shortened
 
 PYTHON = "oat.Trainer"
@@ -113,7 +113,7 @@ def _worked_out(answers: Sequence[Answer], together: Mapping[str, Given], begin:
     """Return all settings that fields give; a value that the user has to choose is `...`."""
     ours = dict(begin)
     for answer in answers:
-        ours |= together.get(answer.row.field, answer.given) or {}
+        ours |= together.get(answer.row.field, answer.given or {})
     return ours
 
 
@@ -134,8 +134,9 @@ def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[st
     """Return a field with its value, and what stands behind the arrow. The value of a field that gives no
     setting is left out, since it may be a secret."""
     row = answer.row
-    given = together.get(row.field, answer.given)
+    given = answer.given
     if row.field in together:
+        given = together[row.field]
         first = next(name for name, ours in together.items() if ours and _is_beside(name, row.field))
         entry = _entry(place, given) if given else f"decided with {first}"
         return _named(place, row.field, answer.value), entry + (
@@ -191,11 +192,11 @@ def _to_copy(place: str, ours: Mapping[str, Any], open_names: Sequence[str]) -> 
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
     without = f" ({', and '.join(parts)} yourself)" if parts else ""
     if is_python(place):
-        block = "".join(f"\n  {name}={_code(value, most=0)}," for name, value in _tree(known).items())
+        block = "".join(f"\n  {name}={_code(value, most=0)}," for name, value in tree_of(known).items())
     elif place.startswith("--"):
         block = "\n  " + " ".join(f"--{name} {shlex.quote(_plain(value))}" for name, value in known.items())
     else:
-        block = "\n" + textwrap.indent(tree_to_yaml(_tree(known)).rstrip("\n"), "  ")
+        block = "\n" + textwrap.indent(tree_to_yaml(tree_of(known)).rstrip("\n"), "  ")
     return f"\nwrite{without}:{block}"
 
 
@@ -297,10 +298,10 @@ def _plain(value: Any) -> str:
 
 def arguments(ours: Mapping[str, Any]) -> str:
     """Return settings as arguments of `oat.Trainer`, each section once."""
-    return ", ".join(f"{name}={_code(value)}" for name, value in _tree(ours).items())
+    return ", ".join(f"{name}={_code(value)}" for name, value in tree_of(ours).items())
 
 
-def _tree(ours: Mapping[str, Any]) -> dict[str, Any]:
+def tree_of(ours: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings in their sections. An argument of `oat.Trainer` alone stands beside the sections."""
     tree: dict[str, Any] = {}
     for setting, value in ours.items():
