@@ -28,7 +28,7 @@ from oat.config import load
 from oat.config.load import load_tree
 from oat.config.peers.table import PAIRS, Row, family_of, find, is_listed, names, rows, values
 from oat.config.settings import Config
-from oat.config.translated import settings_of
+from oat.config.translated import settings_of, translated
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
@@ -359,6 +359,11 @@ def test_steps_of_the_optimiser_become_steps_of_the_run() -> None:
     }
     undivided = settings_of([(("max_steps",), 10), (("steps_per_generation",), "some")], "grpo")
     assert "stop.max_steps" not in undivided
+    several = translated("run.yaml:1", [(("beta",), 0.1), (("num_generations",), 4)], None)
+    block = several.partition("\nwrite")[2]
+    assert "algorithm.beta" in several
+    assert "samples: 4" in block
+    assert "kl_coef" not in block
 
 
 def test_the_algorithm_decides_what_a_name_means() -> None:

@@ -113,7 +113,7 @@ def _worked_out(answers: Sequence[Answer], together: Mapping[str, Given], begin:
     """Return all settings that fields give; a value that the user has to choose is `...`."""
     ours = dict(begin)
     for answer in answers:
-        ours |= together.get(answer.row.field, answer.given or {})
+        ours |= {} if answer.others else together.get(answer.row.field, answer.given or {})
     return ours
 
 
@@ -122,11 +122,11 @@ def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: 
     return [
         answer.row.field
         for answer in answers
-        if answer.given is None
-        and answer.row.field not in together
-        and answer.value is not None
-        and answer.row.settings
+        if answer.others or (answer.given is None and answer.value is not None)
+        if answer.row.field not in together
+        if answer.row.settings
         and answer.row.settings[0] not in ours
+        and not is_python(answer.row.settings[0])
     ]
 
 
@@ -135,6 +135,11 @@ def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[st
     setting is left out, since it may be a secret."""
     row = answer.row
     given = answer.given
+    if answer.others:
+        meanings = (
+            f"{', '.join(each.settings) or 'nothing'} in {each.groups[0]}" for each in (row, *answer.others)
+        )
+        return row.field, " or ".join(meanings)
     if row.field in together:
         given = together[row.field]
         first = next(name for name, ours in together.items() if ours and _is_beside(name, row.field))
