@@ -2,12 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from oat.config.peers.table import Row, rows, values
+from oat.config.settings import LearnerConfig, PromptsConfig, SamplingConfig
+from oat.config.translated import settings_of, tree_of
+from oat.plugins.registry import ALGORITHMS
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
 FIELDS = Path(__file__).parent / "config" / "trl_fields.json"
 VERSIONS = {"OpenRLHF": "0.11.2", "verl": "0.9.1"}
+SAID = {"*": "it", "*-1": "it - 1", "*/s": "it / (`algorithm.epochs` x `algorithm.minibatches`), rounded up"}
+"""How the right side of a conversion reads."""
 INTRODUCTION = """# Names of TRL, OpenRLHF and verl
 
 What the settings of other libraries are called here; `python tests/names_page.py` makes this page from the
@@ -22,6 +30,120 @@ be worked out. In brackets stands what a value gives too unless another name say
 value of a setting with `...`. A name without a setting means nothing here. A name with an algorithm in
 brackets means this with that algorithm.
 """
+PORTED = """## A script of TRL here
+
+With TRL, two reward functions with weights, an adapter and a few settings:
+
+```py
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+
+def right(completions, answer, **columns):
+    return [float(text.strip() == each) for text, each in zip(completions, answer)]
+
+
+def brief(completions, **columns):
+    return [-len(text) / 100 for text in completions]
+
+
+trainer = GRPOTrainer(
+    model="quickstart/start",
+    reward_funcs=[right, brief],
+    train_dataset=load_dataset("json", data_files="prompts.jsonl", split="train"),
+    peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
+    args=GRPOConfig(
+        output_dir="runs/ported",
+        reward_weights=[1.0, 0.1],
+        num_generations=4,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        max_completion_length=8,
+        max_steps=4,
+        learning_rate=1e-5,
+        beta=0.04,
+        bf16=False,
+    ),
+)
+trainer.train()
+```
+
+Here the functions stay as they are. A step has 16 responses, so 4 prompts, and two optimiser steps, one in
+each pass. The settings that are not in the script above are defaults of TRL (`loss_type`, the unbiased KL,
+`lr_scheduler_type`, `adam_beta2`):
+
+```python
+import oat
+
+
+def right(completions, answer, **columns):
+    return [float(text.strip() == each) for text, each in zip(completions, answer)]
+
+
+def brief(completions, **columns):
+    return [-len(text) / 100 for text in completions]
+
+
+trainer = oat.Trainer(
+    model={"path": "quickstart/start", "lora": {"rank": 8, "alpha": 16}},
+    oracle=[{"name": right, "weight": 1.0}, {"name": brief, "weight": 0.1}],
+    prompts="prompts.jsonl",
+    algorithm={
+        "name": "grpo",
+        "reduction": "token",
+        "prompts": 4,
+        "samples": 4,
+        "epochs": 2,
+        "kl_coef": 0.04,
+        "kl_unbiased": True,
+    },
+    sampling={"max_new_tokens": 8},
+    learner={"learning_rate": 1e-5, "schedule": "linear", "betas": [0.9, 0.999], "autocast": None},
+    stop={"max_steps": 2},
+    run_dir="runs/ported",
+)
+trainer.train()
+```
+
+As a file for `oat train`, with the two functions in reward.py:
+
+```yaml
+model: {path: quickstart/start, lora: {rank: 8, alpha: 16}}
+oracle:
+  name: mixture
+  sources: [{name: "reward.py:right", weight: 1.0}, {name: "reward.py:brief", weight: 0.1}]
+prompts: {path: prompts.jsonl}
+algorithm: {name: grpo, reduction: token, prompts: 4, samples: 4, epochs: 2, kl_coef: 0.04, kl_unbiased: true}
+sampling: {max_new_tokens: 8}
+learner: {learning_rate: 1e-5, schedule: linear, betas: [0.9, 0.999], autocast: null}
+stop: {max_steps: 2}
+run_dir: runs/ported
+```
+"""
+DEFAULTS = """## TRL's defaults
+
+To train as TRL {trl} does by default, on one device, write this. Settings with equal defaults are left out,
+and those that change memory, speed or files alone. Replace `learner.schedule_steps`, which is
+`prompts.epochs` x records / `algorithm.prompts` optimiser steps, here of {records:,} records. No setting has
+these differences:
+
+* A linear schedule falls to 0 there, and to a tenth of the rate here.
+* The KL to the reference (`beta`, off by default) is unbiased there: write `algorithm.kl_unbiased: true`
+  beside `algorithm.kl_coef`.
+* Records of messages get the chat template there: write `render: {{template: tokenizer}}`.
+* An adapter of peft is on the layers that peft chooses for the model unless `target_modules` names them, and
+  here on every linear layer unless `model.lora.targets` does.
+"""
+RECORDS = 1000
+"""Number of records for which the page has the steps of a schedule."""
+LEARNED = {"algorithm": None, "sampling": SamplingConfig, "prompts": PromptsConfig, "learner": LearnerConfig}
+"""The sections that say what is learned, with their classes."""
+ASIDE = ("learner.gradient_checkpointing", "algorithm.correction.")
+"""Settings in them that change memory alone, or act on another engine there (vLLM)."""
+CLASSES = {"GRPOConfig": "grpo", "DPOConfig": "dpo", "RewardConfig": "reward_model", "SFTConfig": "sft"}
+"""Our algorithm for each of the classes whose defaults the page has."""
 HEADS = {
     "TrainingArguments": "## TRL: fields of every configuration\n\nTRL {trl} with transformers "
     "{transformers}. Its configurations inherit these fields of `TrainingArguments`.",
@@ -42,11 +164,41 @@ HEADS = {
 def page() -> str:
     versions = {**json.loads(FIELDS.read_text(encoding="utf-8"))["versions"]}
     versions |= {name.lower(): version for name, version in VERSIONS.items()}
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, PORTED, DEFAULTS.format(**versions, records=RECORDS)]
+    parts += [f"### {cls}\n\n```yaml\n{block(cls)}```\n" for cls in CLASSES]
     for head, title in HEADS.items():
         has_groups = head in ("trainers", "ModelConfig", "OpenRLHF")
         parts += [title.format(**versions) + "\n", *table(of(head), has_groups, head == "values"), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def block(cls: str) -> str:
+    """Return the YAML of a run that trains as one of TRL's classes does by default."""
+    algorithm = CLASSES[cls]
+    fields = json.loads(FIELDS.read_text(encoding="utf-8"))
+    fields = {**fields["TrainingArguments"], **fields[cls]}
+    ours = settings_of([((name,), what["default"]) for name, what in fields.items()], algorithm)
+    steps = ours["prompts.epochs"] * RECORDS // ours["algorithm.prompts"]
+    ours = {"algorithm.name": algorithm, **ours, "learner.schedule_steps": steps}
+    oracle = "reward.py:reward" if algorithm == "grpo" else "recorded"
+    given = {"model.path": "org/name", "oracle.name": oracle, "prompts.path": f"{cls[:-6].lower()}.jsonl"}
+    given |= {name: value for name, value in ours.items() if is_learned(name, value, algorithm)}
+    order = [*("model", "oracle"), *LEARNED]
+    tree = tree_of(dict(sorted(given.items(), key=lambda pair: order.index(pair[0].partition(".")[0]))))
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
+
+
+def is_learned(setting: str, value: Any, algorithm: str) -> bool:
+    """Return True if a setting decides what is learned and its value is not our default."""
+    section, *names = setting.split(".")
+    if setting == "algorithm.name":
+        return True
+    if section not in LEARNED or setting.startswith(ASIDE) or value is ...:
+        return False
+    found: Any = LEARNED[section] or ALGORITHMS[algorithm].Config()
+    for name in names:
+        found = getattr(found, name)
+    return bool(found != (tuple(value) if isinstance(value, list) else value))
 
 
 def of(head: str) -> list[Row]:
@@ -104,10 +256,10 @@ def settings_in(row: Row, ours: str) -> str:
     for setting, value in pairs:
         gives_way = setting.endswith("?") and len(pairs) > 1
         name = setting.rstrip("?")
-        said = {"*": "it", "*-1": "it - 1"}.get(value, f"`{value}`")
+        said = SAID.get(value, f"`{value}`")
         is_short = len(pairs) == 1 and (name,) == row.settings[:1]
         plain = "..." if value == "..." else value
-        full = f"`{name}`: {said}" if value.startswith("*") else f"`{name}: {plain}`"
+        full = f"`{name}`: {said}" if value in SAID else f"`{name}: {plain}`"
         texts[gives_way].append(said if is_short else full)
     bracket = f" ({', '.join(texts[True])})" if texts[True] else ""
     return f"{', '.join(texts[False])}{bracket}".strip() or "no setting"

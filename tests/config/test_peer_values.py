@@ -198,9 +198,15 @@ def copied(args: Any, algorithm: str = "grpo") -> dict[str, Any]:
         package.Trainer(
             model="m", oracle="exact_match", prompts="p", args=args, algorithm={"name": algorithm}
         )
-    found = re.search(r"\(from Python: (.*)\)\. docs", str(refused.value))
-    assert found, str(refused.value)
-    given: dict[str, Any] = eval(f"dict({found[1]})", {})
+    said = str(refused.value).partition("\nwrite")[2].partition("\ndocs/")[0]
+    given: dict[str, Any] = eval(f"dict({said[said.index(':') + 1 :]})", {})
+    chosen = re.match(r" \(choose (.*?)(, and work| yourself)", said)
+    for setting in chosen[1].split(", ") if chosen else []:
+        *sections, last = setting.split(".")
+        inner = given
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner.setdefault(last, ...)
     return given
 
 

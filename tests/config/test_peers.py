@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import names_page
 import pytest
+import yaml
 from configurations import MINIMAL
 from fixtures import oat
 
@@ -28,6 +28,7 @@ from oat.config import load
 from oat.config.load import load_tree
 from oat.config.peers.table import PAIRS, Row, family_of, find, is_listed, names, rows, values
 from oat.config.settings import Config
+from oat.config.translated import settings_of, translated
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
@@ -292,7 +293,7 @@ def test_the_arguments_of_trls_trainer_are_all_named_at_once() -> None:
     given = Arguments(num_generations=4, use_vllm=True, debug=[], accelerator_config=object())
     with pytest.raises(ConfigError) as refused:
         package.Trainer(model="m", reward_funcs=max, train_dataset=[], args=given, peft_config=object())
-    lines = str(refused.value).splitlines()
+    lines = re.split(r"\n(?=oat)", str(refused.value))
     assert [line.partition(":")[0] for line in lines] == [
         "oat.Trainer(reward_funcs=...)",
         "oat.Trainer(train_dataset=...)",
@@ -335,6 +336,34 @@ def test_a_whole_file_of_trl_is_translated_at_once(here: Path, capsys: pytest.Ca
     assert said.startswith("oat train: run.yaml:17: ")
     for expected in ("algorithm.samples: 4", "algorithm.kl_coef: 0.04", "checkpoint.every: 5", "use_vllm"):
         assert expected in said
+    _, *lines = said.partition("\nwrite")[0].splitlines()
+    assert [line.split(" -> ")[0].strip() for line in lines] == theirs.replace(": true", "").splitlines()
+    assert len({line.index(" -> ") for line in lines}) == 1
+    block = said.partition("\nwrite:\n")[2].rpartition("docs/names.md says")[0]
+    ours = yaml.safe_load(block)
+    assert ours["algorithm"] == {"samples": 4, "kl_coef": 0.04, "kl_unbiased": True}
+    assert ours["checkpoint"] == {"every": 5}
+
+
+def test_steps_of_the_optimiser_become_steps_of_the_run() -> None:
+    theirs = {"max_steps": 10, "save_steps": 8, "num_iterations": 2, "adam_beta1": 0.8}
+    sizes = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
+    ours = settings_of([((name,), value) for name, value in {**theirs, **sizes}.items()], "grpo")
+    assert ours == {
+        "stop.max_steps": 3,
+        "checkpoint.every": 2,
+        "algorithm.epochs": 2,
+        "algorithm.prompts": 4,
+        "algorithm.minibatches": 2,
+        "learner.betas": [0.8, 0.999],
+    }
+    undivided = settings_of([(("max_steps",), 10), (("steps_per_generation",), "some")], "grpo")
+    assert "stop.max_steps" not in undivided
+    several = translated("run.yaml:1", [(("beta",), 0.1), (("num_generations",), 4)], None)
+    block = several.partition("\nwrite")[2]
+    assert "algorithm.beta" in several
+    assert "samples: 4" in block
+    assert "kl_coef" not in block
 
 
 def test_the_algorithm_decides_what_a_name_means() -> None:
@@ -409,10 +438,6 @@ def test_the_tables_are_read_only_for_a_message() -> None:
         tree = ast.parse((ROOT / "src" / "oat" / "config" / f"{file}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert not imported & {"oat.config.translated", "oat.config.unknown", "oat.config.peers.table"}
-
-
-def test_the_page_of_names_is_made_from_the_tables() -> None:
-    assert names_page.PAGE.read_text(encoding="utf-8") == names_page.page(), "run: python tests/names_page.py"
 
 
 def test_the_wheel_has_every_file_that_is_no_code() -> None:

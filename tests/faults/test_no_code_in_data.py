@@ -17,7 +17,7 @@ import yaml
 from fixtures import Finished, World, oat
 
 import oat as package
-from oat.config.load import _Loader
+from oat.config.yaml_text import Loader
 from oat.runtime.worker import Worker
 
 pytestmark = pytest.mark.fault("R11")
@@ -133,7 +133,7 @@ def test_the_source_runs_nothing_that_it_reads(figure: Callable[[str], None]) ->
         "call that could run data"
     )
     assert found == REVIEWED
-    assert issubclass(_Loader, yaml.SafeLoader)
+    assert issubclass(Loader, yaml.SafeLoader)
 
 
 class Bomb:

@@ -19,6 +19,7 @@ import msgspec
 import yaml
 
 from oat.config.settings import DEFAULT_PARTS, Config
+from oat.config.yaml_text import Loader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
 from oat.files import is_utf8, seen, start
 
@@ -27,28 +28,6 @@ Origins = dict[tuple[str, ...], str]
 path () has the name of the file."""
 
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
-
-
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads `5e-4` as a number. In YAML 1.1 this is a string."""
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml is fast
-    """Writes YAML that `_Loader` reads back. The string "5e-4" is written in quotes. Line ends of every kind
-    are written as escapes, since SafeDumper loses some."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
-
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-        list("-+0123456789"),
-    )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
@@ -299,11 +278,6 @@ def to_yaml(config: Config) -> str:
     return tree_to_yaml(dump(config))
 
 
-def tree_to_yaml(tree: Mapping[str, Any]) -> str:
-    """Return plain data as text, in the form that `load_config` reads."""
-    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
 def _value(
     annotation: Any, value: Any, path: tuple[str, ...], origins: Origins, algorithm: str | None
 ) -> Any:
@@ -365,7 +339,7 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
     times."""
     origins: Origins = {(): str(path)}
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         node = loader.get_single_node()
         _mark(node, (), path, origins)
         tree = loader.construct_document(node) if node is not None else {}
@@ -426,7 +400,7 @@ def _parse(flag: str, text: str) -> Any:
     if not is_utf8(text):
         raise ConfigError(f"{flag}: {text!r} is no text in UTF-8; give it in UTF-8")
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError):
         raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
     # YAML would take ` #2` at the end of a folder's name for a comment

@@ -1,18 +1,28 @@
-"""What names of other libraries are called here, as text: one or two of them in sentences, more in a list."""
+"""What names of other libraries are called here, as text: one of them in sentences, several in lines."""
 
 import json
+import re
+import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oat.config.peers.batches import SIZES, step_of
+from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, step_of
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, values
+from oat.config.yaml_text import tree_to_yaml
 from oat.errors import shortened
 
 PYTHON = "oat.Trainer"
 """Begins the places of arguments that were given from Python."""
-_MOST_LEAVES = 20
-"""Largest number of fields of an unknown section that a message translates."""
+_MOST_LINES = 60
+"""Largest number of fields that a message translates."""
+_WIDEST = 36
+"""Largest number of characters before an arrow that is aligned with the others."""
+_COMPARES = re.compile(r"\b[Hh]ere\b|\b[Tt]here\b(?! (?:is|are|was|were)\b)")
+_OF_DEFAULTS = re.compile(r"^[Tt]he default|\bby default\b")
+_ONE_DEVICE = "  (on one device)"
+_DEFAULTS = "; what TRL does by default, and differs here: docs/names.md#trls-defaults"
 Leaf = tuple[tuple[str, ...], Any]
 """A field with the sections around it, and its value."""
 Given = dict[str, Any]
@@ -44,7 +54,8 @@ def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
 
 
 def translated(place: str, leaves: Sequence[Leaf], algorithm: str | None, cls: str | None = None) -> str:
-    """Return what fields are called here. What several fields say about one setting is worked out together.
+    """Return what fields are called here: one of them in sentences, several in lines, with what can be copied
+    at the end. What several fields say about one setting is worked out together.
 
     Args:
         place: where they were set, which decides how settings are written.
@@ -53,37 +64,145 @@ def translated(place: str, leaves: Sequence[Leaf], algorithm: str | None, cls: s
         cls: name of the class of a peer's whose fields they are; None: of none.
     """
     algorithm, answers = _answers(leaves, algorithm)
-    sizes = [answer for answer in answers if answer.row.peer == "TRL" and answer.row.field in SIZES]
-    step = _step(answers, algorithm) if len(sizes) > 1 or cls else None
-    if len(leaves) <= 2 and not step and not cls:
-        return " ".join(text for answer in answers for text in _sentences(place, answer)).rstrip(".")
-    ours: Given = {}
-    texts: list[str] = []
-    unused: list[str] = []
+    if len(answers) == 1 and not cls:
+        return " ".join(_sentences(place, answers[0])).rstrip(".")
+    together = _together(answers, algorithm)
+    ours_of_class = _of_class(cls, answers)
+    lines = [(f"{cls}", _entry(place, ours_of_class))] if ours_of_class else []
+    lines += [_line(place, answer, together) for answer in answers]
+    wide = min(max(len(name) for name, _ in lines), _WIDEST)
+    texts = [f"\n  {name:{wide}} -> {text}" for name, text in lines[:_MOST_LINES]]
+    more = f"\n  ... and {len(lines) - _MOST_LINES} more" if lines[_MOST_LINES:] else ""
+    ours = _worked_out(answers, together, ours_of_class)
+    copy = _to_copy(place, ours, _open_names(answers, together, ours))
+    end = f"\ndocs/names.md says more{_DEFAULTS if any(each.row.peer == 'TRL' for each in answers) else ''}"
+    return f"here these names are:{''.join(texts)}{more}{copy}{end}"
+
+
+def settings_of(leaves: Sequence[Leaf], algorithm: str) -> Given:
+    """Return our settings for fields of a peer's, as far as they can be worked out; `...` is a value that the
+    user has to choose. A field that no table has gives none."""
+    chosen, answers = _answers([leaf for leaf in leaves if rows_of(leaf[0], algorithm)], algorithm)
+    return _worked_out(answers, _together(answers, chosen), {})
+
+
+def _together(answers: Sequence[Answer], algorithm: str | None) -> dict[str, Given]:
+    """Return settings that several fields of TRL decide together, by the first of these fields. The other
+    ones have none."""
+    given = {answer.row.field: answer.value for answer in answers if answer.row.peer == "TRL"}
+    step = step_of(given, algorithm) if family_of(algorithm) else None
+    found: dict[str, Given] = {}
+    for names, ours in ((SIZES, step), (tuple(BETAS), betas(given))):
+        first, *others = [name for name in given if name in names] or [""]
+        if first and ours:
+            found |= {first: ours, **{name: {} for name in others}}
+    return found
+
+
+def _of_class(cls: str | None, answers: Sequence[Answer]) -> Given:
+    """Return our settings for the name of a class of a peer's, but for those that a field names."""
     named = values().get(("algorithm.name", cls or ""))
-    if named and not any("algorithm.name" in (answer.given or {}) for answer in answers):
-        ours |= _undecided(named.converted(cls) or {}, answers)
-        texts.append(f"`{cls}` is {_written(place, ours)}")
-    if step and sizes:
-        ours |= step
-        names = ", ".join(f"`{answer.row.field}`" for answer in sizes)
-        texts.append(f"{names} {'are' if sizes[1:] else 'is'} {_written(place, step)} on one device")
+    if named is None or any("algorithm.name" in (answer.given or {}) for answer in answers):
+        return {}
+    said = {setting for answer in answers for setting in answer.given or {}}
+    ours = named.converted(cls) or {}
+    return {setting: value for setting, value in ours.items() if setting not in said}
+
+
+def _worked_out(answers: Sequence[Answer], together: Mapping[str, Given], begin: Given) -> Given:
+    """Return all settings that fields give; a value that the user has to choose is `...`."""
+    ours = dict(begin)
     for answer in answers:
-        given, name = answer.given, f"`{answer.row.field}`"
-        if step and answer in sizes:
-            continue
-        if given or (given is None and answer.row.settings):
-            ours |= given or {}
-            ours_of = given or dict.fromkeys(answer.row.settings, ...)
-            texts.append(f"{name} {'is' if given else 'belongs to'} {_written(place, ours_of)}")
-        elif not answer.is_decided:
-            unused.append(name)
-    if unused:
-        verbs = "mean nothing or need" if unused[1:] else "means nothing or needs"
-        texts.append(f"{', '.join(unused)} {verbs} no setting")
-    more = f"; and {len(texts) - _MOST_LEAVES} more" if texts[_MOST_LEAVES:] else ""
-    python = f" (from Python: {arguments(ours)})" if ours and is_python(place) else ""
-    return f"here {'; '.join(texts[:_MOST_LEAVES])}{more}{python}. docs/names.md says what differs"
+        ours |= {} if answer.others else together.get(answer.row.field, answer.given or {})
+    return ours
+
+
+def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: Given) -> list[str]:
+    """Return the fields with a value whose settings have to be worked out by hand."""
+    return [
+        answer.row.field
+        for answer in answers
+        if answer.others or (answer.given is None and answer.value is not None)
+        if answer.row.field not in together
+        if answer.row.settings
+        and answer.row.settings[0] not in ours
+        and not is_python(answer.row.settings[0])
+    ]
+
+
+def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[str, str]:
+    """Return a field with its value, and what stands behind the arrow. The value of a field that gives no
+    setting is left out, since it may be a secret."""
+    row = answer.row
+    given = answer.given
+    if answer.others:
+        meanings = (
+            f"{', '.join(each.settings) or 'nothing'} in {each.groups[0]}" for each in (row, *answer.others)
+        )
+        return row.field, " or ".join(meanings)
+    if row.field in together:
+        given = together[row.field]
+        first = next(name for name, ours in together.items() if ours and _is_beside(name, row.field))
+        entry = _entry(place, given) if given else f"decided with {first}"
+        return _named(place, row.field, answer.value), entry + (
+            _ONE_DEVICE if given and row.field in SIZES else ""
+        )
+    if given:
+        remark = _differing(row.remark)
+        return _named(place, row.field, answer.value), _entry(place, given) + (
+            f"  ({remark})" if remark else ""
+        )
+    if answer.is_decided:
+        return row.field, "said by the other names"
+    if given is None and row.settings:
+        return row.field, f"{', '.join(row.settings)}: {row.remark}"
+    return row.field, f"no setting{': ' if given is None or not row.settings else ' needed: '}{row.remark}"
+
+
+def _is_beside(one: str, other: str) -> bool:
+    """Return True if two fields of TRL decide about the same settings."""
+    return (one in SIZES) == (other in SIZES)
+
+
+def _named(place: str, field: str, value: Any) -> str:
+    if is_python(place):
+        return f"{field}={_code(value)}"
+    return f"--{field} {_plain(value)}" if place.startswith("--") else f"{field}: {_plain(value)}"
+
+
+def _entry(place: str, ours: Mapping[str, Any]) -> str:
+    """Return settings as they stand behind an arrow."""
+    if is_python(place):
+        return arguments(ours)
+    if place.startswith("--"):
+        return " ".join(
+            f"--{name} {'...' if value is ... else _plain(value)}" for name, value in ours.items()
+        )
+    return ", ".join(f"{name}: {'...' if value is ... else _plain(value)}" for name, value in ours.items())
+
+
+def _differing(remark: str) -> str:
+    """Return the first clause of a remark that says how the meaning differs; "": none does."""
+    clauses = re.split(r"; |\. ", remark.rstrip("."))
+    return next((each for each in clauses if _COMPARES.search(each) and not _OF_DEFAULTS.search(each)), "")
+
+
+def _to_copy(place: str, ours: Mapping[str, Any], open_names: Sequence[str]) -> str:
+    """Return the settings with known values in a form that can be copied, and the names of the others."""
+    known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
+    if not known:
+        return ""
+    left = [name for name in ours if name not in known]
+    parts = [f"choose {', '.join(left)}"] if left else []
+    parts += [f"work out {', '.join(open_names)}"] if open_names else []
+    without = f" ({', and '.join(parts)} yourself)" if parts else ""
+    if is_python(place):
+        block = "".join(f"\n  {name}={_code(value, most=0)}," for name, value in tree_of(known).items())
+    elif place.startswith("--"):
+        block = "\n  " + " ".join(f"--{name} {shlex.quote(_plain(value))}" for name, value in known.items())
+    else:
+        block = "\n" + textwrap.indent(tree_to_yaml(tree_of(known)).rstrip("\n"), "  ")
+    return f"\nwrite{without}:{block}"
 
 
 def advice_on_value(path: tuple[str, ...], value: Any) -> str:
@@ -109,7 +228,8 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
     if name and (not family_of(algorithm) or family_of(name) == family_of(algorithm)):
         algorithm = name
         found = [(rows_of(path, algorithm), value) for path, value in leaves]
-    claimed = [rows[0].claimed(value, algorithm) for rows, value in found]
+    steps = optimiser_steps({rows[0].field: value for rows, value in found if rows[0].peer == "TRL"})
+    claimed = [rows[0].claimed(value, algorithm, steps) for rows, value in found]
     claims: dict[str, list[tuple[bool, bool, int, int]]] = {}
     for place, settings in enumerate(claimed):
         for setting, (ours, gives_way) in (settings or {}).items():
@@ -125,18 +245,6 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         is_decided = not won and is_said
         answers.append(Answer(rows[0], rows[1:], value, given, is_decided))
     return algorithm, answers
-
-
-def _undecided(ours: Given, answers: Sequence[Answer]) -> Given:
-    """Return the settings that no field names."""
-    named = {setting for answer in answers for setting in answer.given or {}}
-    return {setting: value for setting, value in ours.items() if setting not in named}
-
-
-def _step(answers: Sequence[Answer], algorithm: str | None) -> Given | None:
-    known = algorithm if family_of(algorithm) else None
-    given = {answer.row.field: answer.value for answer in answers if answer.row.peer == "TRL"}
-    return step_of(given, known) if known else None
 
 
 def _sentences(place: str, answer: Answer) -> Iterator[str]:
@@ -195,6 +303,11 @@ def _plain(value: Any) -> str:
 
 def arguments(ours: Mapping[str, Any]) -> str:
     """Return settings as arguments of `oat.Trainer`, each section once."""
+    return ", ".join(f"{name}={_code(value)}" for name, value in tree_of(ours).items())
+
+
+def tree_of(ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in their sections. An argument of `oat.Trainer` alone stands beside the sections."""
     tree: dict[str, Any] = {}
     for setting, value in ours.items():
         if is_python(setting):
@@ -207,12 +320,12 @@ def arguments(ours: Mapping[str, Any]) -> str:
                 inner[section] = {}
             inner = inner[section]
         inner.setdefault(last, value)
-    return ", ".join(f"{name}={_code(value)}" for name, value in tree.items())
+    return tree
 
 
-def _code(value: Any) -> str:
+def _code(value: Any, most: int = 80) -> str:
+    """Return a value as Python. A text of more than `most` characters is cut; 0: none is."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f'"{name}": {_code(part)}' for name, part in value.items()) + "}"
-    if isinstance(value, str):
-        return json.dumps(shortened(value), ensure_ascii=False)
-    return "..." if value is ... else shortened(repr(value))
+        return "{" + ", ".join(f'"{name}": {_code(part, most)}' for name, part in value.items()) + "}"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return "..." if value is ... else shortened(text, most) if most else text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.build.about import About
-from oat.config.load import tree_to_yaml
+from oat.config.yaml_text import tree_to_yaml
 from oat.files import seen
 from oat.ledger.reader import Reader
 from oat.reports.accounts import accounts

@@ -11,8 +11,9 @@ The rows are in the files `*.csv` beside this module, with `|` between the colum
 * conversion: how a value becomes ours. `=`: it is the same, for every setting of the row. `whole`: so is a
   whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
   other is the same (`whole`: any other whole number). On the right, `*` is the value itself, `*-1` one less,
-  `...` a value that the user has to choose, and `-` a setting that is left out whatever other names say.
-  `x.y?=B` gives way to what another name says. Empty: it has to be worked out, as the remark says;
+  `*/s` a number of optimiser steps in steps of the run, `...` a value that the user has to choose, and `-` a
+  setting that is left out whatever other names say. `x.y?=B` gives way to what another name says. Empty: it
+  has to be worked out, as the remark says;
 * remark: one sentence on what differs, or why there is no such setting.
 
 Only this module reads the files, and only when somebody asks.
@@ -21,6 +22,7 @@ Only this module reads the files, and only when somebody asks.
 import csv
 import functools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,10 +101,18 @@ class Row:
         claimed = self.claimed(value, algorithm)
         return claimed and {name: ours for name, (ours, _) in claimed.items() if ours is not LEFT_OUT}
 
-    def claimed(self, value: Any, algorithm: str | None = None) -> dict[str, tuple[Any, bool]] | None:
+    def claimed(
+        self, value: Any, algorithm: str | None = None, optimiser_steps: int | None = 1
+    ) -> dict[str, tuple[Any, bool]] | None:
         """Return, as `converted` does, the settings about which a value decides: our value, and True if it
-        gives way to what another name says. `LEFT_OUT`: the setting is not written."""
-        found = self._pairs(value)
+        gives way to what another name says. `LEFT_OUT`: the setting is not written.
+
+        Args:
+            value: the peer's value.
+            algorithm: name of the run's algorithm.
+            optimiser_steps: number of optimiser steps in a step of the run; None: not known.
+        """
+        found = self._pairs(value, optimiser_steps)
         if found is None:
             return None
         if found.get("evaluation.path") is ... and "evaluation.samples" not in found:
@@ -115,7 +125,7 @@ class Row:
             for setting, ours in found.items()
         }
 
-    def _pairs(self, value: Any) -> dict[str, Any] | None:
+    def _pairs(self, value: Any, optimiser_steps: int | None) -> dict[str, Any] | None:
         """Return our settings for a value, each followed by `?` if it gives way."""
         if self.conversion in ("=", "whole"):
             return self._same(value, self.conversion)
@@ -127,8 +137,9 @@ class Row:
         if key in ("*", "whole") and "=*" in known[key] and self._same(value, key) is None:
             return None
         pairs = [pair.split("=", 1) for pair in known[key].split(" & ")] if known[key] != "-" else []
-        found = {setting: _ours(text, value) for setting, text in pairs}
-        return None if None in [found[setting] for setting, text in pairs if text == "*-1"] else found
+        found = {setting: _ours(text, value, optimiser_steps) for setting, text in pairs}
+        worked_out = [found[setting] for setting, text in pairs if text in ("*-1", "*/s")]
+        return None if None in worked_out else found
 
     def _same(self, value: Any, key: str) -> dict[str, Any] | None:
         if key == "whole":
@@ -250,8 +261,12 @@ def _is_value(key: str, value: Any) -> bool:
     return value == known and isinstance(value, bool) == isinstance(known, bool)
 
 
-def _ours(text: str, value: Any) -> Any:
-    """Return our value for a value of the peer's; None: it is not a number, or ours would not be positive."""
+def _ours(text: str, value: Any, optimiser_steps: int | None) -> Any:
+    """Return our value for a value of the peer's; None: it is not a number, or ours would not be positive or
+    cannot be worked out."""
+    if text == "*/s":
+        number = _number(value)
+        return math.ceil(number / optimiser_steps) if number and optimiser_steps else None
     if text == "*-1":
         number = _number(value)
         return round(number - 1, 12) if number is not None and number > 1 else None

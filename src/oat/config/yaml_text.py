@@ -1,0 +1,34 @@
+"""YAML as this project reads and writes it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+class Loader(yaml.SafeLoader):
+    """A YAML loader that reads `5e-4` as a number. In YAML 1.1 this is a string."""
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml is fast
+    """Writes YAML that `Loader` reads back. The string "5e-4" is written in quotes. Line ends of every kind
+    are written as escapes, since SafeDumper loses some."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+for _side in (Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def tree_to_yaml(tree: Mapping[str, Any]) -> str:
+    """Return plain data as text, in the form that `load_config` reads."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
