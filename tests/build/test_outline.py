@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import World, forked, oat, write_jsonl
-from inputs import TEMPLATE, edit
+from fixtures import World, forked, oat
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from oat.build.estimate import SURE, Lengths, estimate
-from oat.build.fingerprints import Inputs
 from oat.build.memory import _at_most
 from oat.build.open_run import outlined
 from oat.build.outline import outline_of
 from oat.build.resolve import resolve
-from oat.build.run import _notes
 from oat.build.run_inputs import gather_inputs
 from oat.cli.entry import COMMANDS, main
 from oat.commands.show_tokens import _quoted
@@ -353,30 +349,6 @@ def test_tokens_of_recorded_responses(
         ),
         printed,
     )
-
-
-def test_a_chat_without_a_template_is_told(world: World, tmp_path: Path) -> None:
-    """A new run says that it writes prompts as plain text if the model has a chat template, or if prompts are
-    messages; not if the configuration says so itself."""
-    shutil.copytree(world.folder / "model", tmp_path / "chat")
-    edit(tmp_path / "chat" / "tokenizer_config.json", chat_template=TEMPLATE)
-    config = world.config("grpo", tmp_path, {"evaluation": None, "prompts.reference_key": None})
-    record = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "a"}
-    chat = ["--model.path", str(tmp_path / "chat")]
-    messages = ["--prompts.path", str(write_jsonl(tmp_path / "messages.jsonl", [record]))]
-
-    def advice(*flags: str, known: Inputs | None = None) -> list[str]:
-        resolved = resolve(*load_config(config, flags))
-        run_inputs = gather_inputs(resolved)
-        notes = _notes(resolved, replace(run_inputs, known=known))
-        return [found[0] for note in notes if (found := re.search(r"set `?render.template\S*", note))]
-
-    assert advice() == []
-    assert advice(*chat) == ["set render.template:"]
-    assert advice(*chat, known=Inputs()) == [], "a continued run"
-    assert advice(*chat, "--render.template", "null") == []
-    assert advice(*messages) == ["set `render.template`"]
-    assert advice(*chat, *messages, "--render.template", "tokenizer") == []
 
 
 def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -427,8 +427,8 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     of_oracle = []
     if config.render.system is not None and config.oracle.name not in BUILTIN:
         of_oracle = ["render.system: only the policy reads this message; the oracle gets prompts without it"]
-    of_data = (*_note_of_template(resolved, run_inputs), *of_data)
-    return (*of_model, *process_notes(config), *of_devices, *engine_notes(resolved), *of_data, *of_oracle)
+    of_run = (*process_notes(config), *of_devices, *engine_notes(resolved))
+    return (*of_model, *of_run, *_note_of_template(resolved, run_inputs), *of_data, *of_oracle)
 
 
 def _note_of_template(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
