@@ -1,16 +1,22 @@
 """Defaults that follow from other settings: the engine's threads, and the lines of `oat check` about all
-derived defaults."""
+derived defaults; and the note about `render.template`, which is null by default."""
 
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from fixtures import World, forked, oat, write_jsonl
+from inputs import TEMPLATE, edit
 
 from oat.build.defaults import derived
+from oat.build.fingerprints import Inputs
 from oat.build.open_run import outlined
 from oat.build.resolve import resolve
+from oat.build.run import _notes
 from oat.build.run_inputs import gather_inputs
 from oat.config.load import load_config
 from oat.errors import ConfigError
@@ -139,3 +145,27 @@ def test_what_a_users_explorer_says_of_its_own_settings(world: World, tmp_path: 
         said_of(config, "--explorer.longest", 2)
     with pytest.raises(ConfigError, match=r"`checks` of .*:Mine checks 'sampling.nothing'"):
         said_of(config, "--explorer.longest", 1)
+
+
+def test_a_chat_without_a_template_is_told(world: World, tmp_path: Path) -> None:
+    """A new run says that it writes prompts as plain text if the model has a chat template, or if prompts are
+    messages; not if the configuration says so itself."""
+    shutil.copytree(world.folder / "model", tmp_path / "chat")
+    edit(tmp_path / "chat" / "tokenizer_config.json", chat_template=TEMPLATE)
+    config = world.config("grpo", tmp_path, {"evaluation": None, "prompts.reference_key": None})
+    record = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "a"}
+    chat = ["--model.path", str(tmp_path / "chat")]
+    messages = ["--prompts.path", str(write_jsonl(tmp_path / "messages.jsonl", [record]))]
+
+    def advice(*flags: str, known: Inputs | None = None) -> list[str]:
+        resolved = resolve(*load_config(config, flags))
+        run_inputs = gather_inputs(resolved)
+        notes = _notes(resolved, replace(run_inputs, known=known))
+        return [found[0] for note in notes if (found := re.search(r"set `?render.template\S*", note))]
+
+    assert advice() == []
+    assert advice(*chat) == ["set render.template:"]
+    assert advice(*chat, known=Inputs()) == [], "a continued run"
+    assert advice(*chat, "--render.template", "null") == []
+    assert advice(*messages) == ["set `render.template`"]
+    assert advice(*chat, *messages, "--render.template", "tokenizer") == []

@@ -126,6 +126,7 @@ def test_a_run_that_ends_with_its_first_step_names_the_cause_once(
 
 MASKED = {"algorithm.rewards": {"truncated": "mask"}}
 TIES = {"answers/tied_frac": 1.0, "rows/trained": 0.0, "oracle/queries": 8.0}
+CONSTANT = "or the reward is a constant"
 FLAT = {SPREAD: 1.0, "reward/mean": 0.0}
 FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, float], list[str]]] = {
     "few cut": ("grpo", {}, {CUT: 0.49, SPREAD: 0.9}, []),
@@ -133,10 +134,25 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, float], list[str]]] = {
     "half masked": ("grpo", MASKED, {CUT: 0.5}, ["(algorithm.rewards.truncated is mask)"]),
     "all cut": ("grpo", {}, {CUT: 1.0}, ["render.template: tokenizer"]),
     "all cut in a chat": ("grpo", {"render.template": "chatml"}, {CUT: 1.0}, ["oat check --show-tokens"]),
-    "all cut and equal": ("dpo", {}, {CUT: 1.0, **TIES, **FLAT}, ["every response", "was finished"]),
-    "hopeless": ("grpo", {}, FLAT, ["no response does the task"]),
-    "solved": ("grpo", {}, {**FLAT, "reward/mean": 1.0}, ["probably every response does the task"]),
-    "constant": ("grpo", {}, {**FLAT, "reward/mean": 0.5}, ["or the reward is a constant"]),
+    "all cut and equal": (
+        "dpo",
+        {},
+        {CUT: 1.0, **TIES, **FLAT},
+        ["every response", f"was finished, {CONSTANT}"],
+    ),
+    "hopeless": (
+        "grpo",
+        {},
+        FLAT,
+        [f"no response does the task (take easier prompts, or give partial credit), {CONSTANT}"],
+    ),
+    "solved": (
+        "grpo",
+        {},
+        {**FLAT, "reward/mean": 1.0},
+        [f"every response does the task (take harder prompts), {CONSTANT}"],
+    ),
+    "constant": ("grpo", {}, {**FLAT, "reward/mean": 0.5}, [CONSTANT]),
     "hardly answered": ("grpo", {}, {**FLAT, "answers/missing_frac": 0.6}, []),
     "equal where groups are not compared": ("kto", {"algorithm.samples": 2}, FLAT, []),
     "ties of a judge": ("dpo", {}, TIES, ["all pairs were ties"]),
@@ -173,6 +189,8 @@ def test_a_run_whose_responses_were_all_cut_says_so(world: World, tmp_path: Path
     assert str(likely_cause(rows, *masked)).startswith(f"{NO_STEP}: {lost} (algorithm.rewards.truncated is m")
     equal = "the rewards of every group were equal in every step (all of them 0); "
     assert str(likely_cause(learned, *kept)).startswith(f"{equal}every response was {cuts}; raise")
+    constant = str(likely_cause([{**row, "reward/mean": 1.0} for row in learned], *kept))
+    assert constant.index("the reward is a constant") < constant.index("every response was")
     rows[1] = {**rows[1], CUT: 0.9}
     assert str(likely_cause(rows, *masked)).startswith(
         f"{NO_STEP}: {equal}95% of the responses were {cuts}, "

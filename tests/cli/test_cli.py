@@ -194,7 +194,7 @@ def test_another_configuration_is_refused_with_the_differences(
     run_dir = tmp_path / "dpo"
     refusal = (
         f"oat train: {run_dir} holds a run of another configuration; give another --run_dir (fork it with "
-        f"--from {run_dir}@STEP), or undo:"
+        f"--from {run_dir}@1), or undo:"
     )
     assert refusal in error
     section = dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import yaml
 from fixtures import Finished, World, damage_metrics, forked, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from oat.build.learned import about_run
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import OatWarning
+from oat.reports.model_card import model_card
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.provenance import command_line
 
@@ -100,6 +103,12 @@ def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
     assert "* torch " in text
     for private in (world.folder, run_dir, tmp_path):
         assert str(private) not in card
+    of_hub = replace(about_run(run_dir), model="org/name")
+    for what, relation in {"policy": "finetune", "adapter": "adapter"}.items():
+        card = model_card(run_dir, of_hub, 4, tmp_path / "model", what=what)
+        front = yaml.safe_load(card.split("---\n", 2)[1])
+        assert (front["base_model"], front["base_model_relation"]) == ("org/name", relation)
+    assert 'base = "org/name"\n' in card
 
 
 API = """

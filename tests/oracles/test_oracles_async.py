@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import signal
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -11,7 +12,7 @@ from fixtures import make_group, make_questions
 from questions import ask, length, question
 
 from oat.errors import OracleError
-from oat.oracles.callables import CallableOracle
+from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.make import build_oracle
 
 
@@ -177,6 +178,36 @@ def test_a_signal_is_for_the_main_thread(how: str) -> None:
     with pytest.raises(OracleError, match=r"no signal \(line \d+ of .*\); repair"):
         ask(CallableOracle(other, "other"), question(0, ["a"]))
     assert ask(CallableOracle(lambda completions: timed(), "plain"), question(0, ["a"]))[0].values == (1.0,)
+
+
+def test_an_error_of_strings_and_messages_says_which_the_function_got():
+    """A function that takes strings for messages, or messages for strings, is told what it got. For another
+    error nothing is said of them."""
+
+    def of_messages(prompts, completions):
+        return [len(completion[0]["content"]) for completion in completions]
+
+    def of_strings(prompts, completions):
+        return [len(completion.strip()) for completion in completions]
+
+    def of_pairs(first, second):
+        return [one.strip() == other.strip() for one, other in zip(first, second, strict=True)]
+
+    def broken(prompts, completions):
+        raise TypeError("no number")
+
+    plain, chat = question(0, ["a", "b"]), replace(question(0, ["a", "b"]), is_chat=True)
+    pair = replace(chat, kind="compare")
+    assert ask(CallableOracle(of_messages, "f"), chat)[0].values == (1.0, 1.0)
+    for oracle, asked, said in (
+        (CallableOracle(of_messages, "f"), plain, "prompts and completions were strings"),
+        (CallableOracle(of_strings, "f"), chat, "prompts and completions were lists of messages"),
+        (CallableComparison(of_pairs, "f"), pair, "prompts, first and second were lists of messages"),
+    ):
+        with pytest.raises(OracleError, match=rf"raised \w+: .*; its {said}"):
+            ask(oracle, asked)
+    with pytest.raises(OracleError, match=r"raised TypeError: no number \([^;]*\); repair"):
+        ask(CallableOracle(broken, "f"), plain)
 
 
 def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:

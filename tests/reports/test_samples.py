@@ -80,6 +80,8 @@ def test_a_table_has_a_row_for_each_response(runs: Path, said: Callable[..., str
     """A row is a response: of training, of an evaluation, and of pairs, where the score is a verdict. The
     advantages of a group are its rewards minus their mean, divided by their standard deviation."""
     file = tmp_path / "table.csv"
+    printed = said(runs / "dpo", "--csv", "-")
+    assert not Path("-").exists()
 
     def table(*words: object) -> list[dict[str, str]]:
         file.unlink(missing_ok=True)
@@ -124,6 +126,8 @@ def test_a_table_has_a_row_for_each_response(runs: Path, said: Callable[..., str
     shutil.copytree(runs / "grpo", tmp_path / "older")
     (tmp_path / "older" / "advantages.jsonl").unlink()
     assert {row["advantage"] for row in table(tmp_path / "older")} == {""}
+    table(runs / "dpo")
+    assert file.read_bytes().decode() == printed
     for place in (tmp_path, file):
         assert "is there already, and is not overwritten" in said(runs / "dpo", "--csv", place, code=2)
     (tmp_path / "file").touch()

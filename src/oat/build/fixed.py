@@ -17,6 +17,7 @@ from oat.engines.kind import EngineKind
 from oat.errors import ConfigError
 from oat.files import seen, start
 from oat.plugins.loading import same_by_file
+from oat.rundir.checkpoint_files import names_in, place_of, pointed
 
 FREE = (
     "run_dir",
@@ -143,12 +144,23 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
         )
     if differences and not is_fork:
         lines = _listed((each, _reason(each.field, before, config, resolved.origins)) for each in differences)
-        way = "begin a run of its own" if refused else f"fork it with --from {file.parent}@STEP"
+        way = "begin a run of its own" if refused else _way_to_fork(file.parent)
         raise ConfigError(
             f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or "
             f"undo:{lines}"
         )
     return replace(resolved, config=config)
+
+
+def _way_to_fork(run_dir: Path) -> str:
+    """Return how a run is forked from its newest checkpoint, and which other steps have one."""
+    names = names_in(run_dir / "checkpoints")
+    newest, _ = pointed(run_dir / "checkpoints")
+    if not newest:
+        return "begin a run of its own: this one has no checkpoint to fork yet"
+    step = place_of(newest[-1])[0]
+    others = ", ".join(str(each) for each in sorted({place_of(name)[0] for name in names} - {step}))
+    return f"fork it with --from {run_dir}@{step}{f', or from step {others}' if others else ''}"
 
 
 def known_by_file(config: Config, file: Path) -> Config:

@@ -37,6 +37,7 @@ from oat.config.load import dump
 from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
 from oat.control.stop import Stop, conditions_of
+from oat.data.formats import TEXT
 from oat.data.prompts import Prompts
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.held_out import OnlyPairs
@@ -59,11 +60,15 @@ from oat.runtime.probe import Probing
 from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
+from oat.text.templates import has_template, proposal
 from oat.text.turns import Turns
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
 from oat.tracking.sinks import described_sinks
 from oat.types import ENSEMBLE, Plan
+
+_SOME = 8
+"""The number of prompts that are read to see whether the data are messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,4 +427,26 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     of_oracle = []
     if config.render.system is not None and config.oracle.name not in BUILTIN:
         of_oracle = ["render.system: only the policy reads this message; the oracle gets prompts without it"]
-    return (*of_model, *process_notes(config), *of_devices, *engine_notes(resolved), *of_data, *of_oracle)
+    of_run = (*process_notes(config), *of_devices, *engine_notes(resolved))
+    return (*of_model, *of_run, *_note_of_template(resolved, run_inputs), *of_data, *of_oracle)
+
+
+def _note_of_template(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
+    """Return a note if a new run writes prompts as plain text, and its model or its data are made for a chat.
+    Who sets `render.template: null` wants this, and gets none."""
+    render, tokenizer = resolved.config.render, run_inputs.renderer.tokenizer
+    is_wanted = ("render", "template") in resolved.origins or render.question is not None
+    is_text = run_inputs.prompts.formats == {TEXT}
+    if render.template is not None or is_wanted or is_text or run_inputs.known is not None:
+        return []
+    has_messages = any(prompt.is_chat for prompt in run_inputs.prompts.spread(_SOME))
+    if not has_messages and not has_template(tokenizer):
+        return []
+    what = (
+        "prompts are messages, and their contents are continued as plain text, without roles"
+        if has_messages
+        else "prompts are continued as plain text, although the model has a chat template"
+    )
+    advice = "for a chat model set render.template: tokenizer"
+    advice = advice if has_template(tokenizer) else proposal(tokenizer)
+    return [f"{what}; {advice}; render.template: null leaves this note out"]

@@ -40,6 +40,9 @@ COMMANDS = {
 }
 """The summary of each command, by its name; the command's module has the same name."""
 
+_WITHOUT_NOTES = {"train": "nothing was begun; give the same command again"}
+"""What an interrupted command that added no note has done. A run adds its note as soon as it is opened."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code (docs/exit-codes.md)."""
@@ -100,8 +103,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"oat {arguments.command}: {what}; mend this and run the same command again", file=sys.stderr)
         return 1
     except Interrupted as end:
-        how = "goes on where it stopped" if arguments.command == "train" else "begins anew"
-        what = _notes(end) or f"; the same command {how}"
+        what = _notes(end) or f"; {_WITHOUT_NOTES.get(arguments.command, 'the same command begins anew')}"
         print(f"oat {arguments.command}: {end.name} ended it{what}", file=sys.stderr)
         return end.exit_code
     except KeyboardInterrupt as end:

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import sys
 from pathlib import Path
 
 from oat.errors import ConfigError
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv",
         metavar="FILE",
-        help="write a table of the responses of training and of evaluations to FILE instead",
+        help="write a table of the responses of training and of evaluations to FILE instead; -: to stdout",
     )
 
 
@@ -32,9 +33,13 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.reports.terminal import show_pages
 
     if arguments.csv is not None:
+        table = sample_table(Path(arguments.run), arguments.step, evaluations=arguments.evaluations)
+        if arguments.csv == "-":
+            csv.writer(sys.stdout).writerows(table)
+            return 0
         out = Path(arguments.csv)
         refuse_known(out, "--csv")
-        names, *rows = sample_table(Path(arguments.run), arguments.step, evaluations=arguments.evaluations)
+        names, *rows = table
         try:
             with appearing(out, "--csv") as new, new.open("x", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([names, *rows])

@@ -13,6 +13,7 @@ from `model.lora`, for new and existing adapters.
 """
 
 import re
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -293,7 +294,9 @@ def read_by_peft(base: str, folder: Path, dtype: torch.dtype) -> tuple[Any, dict
         base: path or hub id of the base model.
         folder: the directory of the adapter.
     """
-    with without_bars():
+    with without_bars(), warnings.catch_warnings():
+        # PEFT reads a property that transformers calls deprecated, and users can do nothing about it
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         module = AutoModelForCausalLM.from_pretrained(located(base), dtype=dtype)
         adapted = _peft().PeftModel.from_pretrained(module, str(folder))
     named = {_without_name(name): tensor for name, tensor in adapted.named_parameters()}

@@ -25,6 +25,7 @@ from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
 from oat.oracles.base import Oracle
+from oat.oracles.call_arguments import columns_of, completion_of, in_shapes, is_of_shapes, is_plain
 from oat.oracles.contract import in_words
 from oat.oracles.steps import UNITS, plain_steps, sum_of
 from oat.oracles.whole_groups import STATE, TrainerState, attribute, calls_of, declared, round_of
@@ -220,14 +221,14 @@ class CallableOracle(Oracle):
 
     def _prompt(self, question: Question) -> str | list[dict[str, Any]]:
         """Return the prompt of a question as the function gets it."""
-        if _is_plain(question):
+        if is_plain(question):
             return question.messages[0].content
         return [message.plain for message in question.messages]
 
     def _values(self, questions: Sequence[Question]) -> list[_Value]:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
-        completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
+        completions = [completion_of(question, text) for question, text in zip(asked, texts, strict=True)]
         ids = (
             {}
             if not self._reads_ids
@@ -249,12 +250,14 @@ class CallableOracle(Oracle):
         offered: dict[str, Any] = {
             **state,
             **nothing,
-            **_columns(asked),
+            **columns_of(asked),
             "prompts": [self._prompt(question) for question in asked],
             **candidates,
         }
         arguments = self._accepted(offered)
-        with guarded(self.name, self._refused, _file_of(self.function)):
+        texts = ["prompts", *(name for name in candidates if name != "completion_ids")]
+        told = functools.partial(self._refused, texts=texts, asked=asked)
+        with guarded(self.name, told, _file_of(self.function)):
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
                 returned = awaited(returned)
@@ -283,8 +286,15 @@ class CallableOracle(Oracle):
                 )
             return [self._value(value, place, asked) for place, value in enumerate(values)]
 
-    def _refused(self, what: str) -> OracleError:
-        return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
+    def _refused(self, what: str, texts: Sequence[str], asked: Sequence[Question]) -> OracleError:
+        """Return the error of a function that failed.
+
+        Args:
+            what: how it failed.
+            texts: the names of its arguments that are strings or lists of messages.
+        """
+        shapes = f"; {in_shapes(texts, asked)}" if is_of_shapes(what) else ""
+        return OracleError(f"{self.name} {what}{shapes}; repair the function, or catch what it may meet")
 
     def _unwrapped(self, returned: Any) -> Any:
         """Return the list of values that the returned object contains."""
@@ -383,7 +393,7 @@ class CallableComparison(CallableOracle):
 
     def _values(self, questions: Sequence[Question]) -> list[_Value]:
         pairs = {
-            name: [_completion(question, question.candidates[place]) for question in questions]
+            name: [completion_of(question, question.candidates[place]) for question in questions]
             for place, name in enumerate(("first", "second"))
         }
         return self._call(questions, pairs)
@@ -466,19 +476,3 @@ def _about(asked: Sequence[Question]) -> str:
     found = list({str(question.key): question for question in asked}.values())
     first = in_words(found[0]) if found else "no question"
     return f"of {first}" if len(found) == 1 else f"of {len(found)} questions, the first of which is {first}"
-
-
-def _is_plain(question: Question) -> bool:
-    return not question.is_chat and len(question.messages) == 1 and question.messages[0].role == "user"
-
-
-def _completion(question: Question, text: str) -> str | list[dict[str, str]]:
-    return text if _is_plain(question) else [{"role": "assistant", "content": text}]
-
-
-def _columns(asked: Sequence[Question]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for question in asked for name in question.columns)
-    columns = {name: [question.columns.get(name) for question in asked] for name in names}
-    if any(question.reference is not None for question in asked):
-        columns["reference"] = [question.reference for question in asked]
-    return columns

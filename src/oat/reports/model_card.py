@@ -48,12 +48,26 @@ _LOAD_ADAPTER = """```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{place}")
+base = "{base}"
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "{place}")
 tokenizer = AutoTokenizer.from_pretrained("{place}")
 ```
 
 or with vLLM: `vllm serve {base} --enable-lora --lora-modules policy={place}`
 """
+_LOAD_ADAPTER_OF_FOLDER = """```python
+from peft import PeftConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = PeftConfig.from_pretrained("{place}").base_model_name_or_path  # or where {base} is on this machine
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```
+
+or with vLLM, where `BASE` is the path of {base}, in `adapter_config.json` as `base_model_name_or_path`:
+`vllm serve BASE --enable-lora --lora-modules policy={place}`
+"""
+"""As `_LOAD_ADAPTER`, if the base model is a folder. A card has no paths, and PEFT's file has this one."""
 
 
 _LOAD_REWARD = """```python
@@ -107,7 +121,10 @@ def model_card(run_dir: Path, about: About, step: int, out: Path, *, what: str) 
         "pipeline_tag": task,
         "tags": ["oat", algorithm],
     }
-    if _HUB_ID.fullmatch(start) and not seen(start).exists():
+    is_of_hub = _HUB_ID.fullmatch(start) is not None and not seen(start).exists()
+    if is_adapter and not is_of_hub:
+        load = _LOAD_ADAPTER_OF_FOLDER
+    if is_of_hub:
         front |= {
             "base_model": start,
             "base_model_relation": "adapter" if is_adapter else "finetune",

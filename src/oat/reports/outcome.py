@@ -187,8 +187,8 @@ def _line_of_equals(mean: float, *, is_cut: bool, look: str) -> str:
     hopeless = "no response does the task (take easier prompts, or give partial credit)"
     solved = "every response does the task (take harder prompts)"
     constant = "the reward is a constant (correct it)"
-    likely = {0.0: hopeless, 1.0: solved}.get(mean, f"{hopeless}, {solved}, or {constant}")
-    likely = "no response was finished" if is_cut else likely
+    likely = {0.0: hopeless, 1.0: solved}.get(mean, f"{hopeless}, {solved}")
+    likely = f"{'no response was finished' if is_cut else likely}, or {constant}"
     return (
         f"the rewards of every group were equal (their mean is {mean:.4g}), and nothing is learned from such "
         f"groups; probably {likely}: see `{look}`"
@@ -254,12 +254,13 @@ def _equal_rewards(rows: Rows, about: About) -> str:
     value = f"their mean from {low:.4g} to {high:.4g}"
     if low == high:  # groups of one step may differ from each other
         value = f"all of them {low:g}" if len(means) > 1 else f"their mean {low:.4g}"
-    is_cut = _are_mostly_cut(rows, about)
-    cuts = f"{_cuts(rows, about)}; raise sampling.max_new_tokens, or " if is_cut else ""
-    return (
-        f"the rewards of every group were equal in every step ({value}); {cuts}see in samples.jsonl whether "
-        "every prompt is solved, or hopeless, or the reward is a constant"
-    )
+    equal = f"the rewards of every group were equal in every step ({value})"
+    look = "see in samples.jsonl whether every prompt is solved, or hopeless, or the reward is a constant"
+    if not _are_mostly_cut(rows, about):
+        return f"{equal}; {look}"
+    cuts = f"{_cuts(rows, about)}; raise sampling.max_new_tokens"
+    # responses without an end rarely have a reward, so they explain no other value
+    return f"{equal}; {cuts}, or {look}" if high <= 0.0 else f"{equal}; {look}; besides, {cuts}"
 
 
 def _are_mostly_cut(rows: Rows, about: About) -> bool:

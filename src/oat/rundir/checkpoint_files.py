@@ -87,7 +87,10 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
 
 
 def saved(run_dir: Path) -> str:
-    """Say which step of a run is saved: the step of the checkpoint from which the run would go on."""
+    """Say which step of a run is saved: the step of the checkpoint from which the run would go on. If the
+    directory has no configuration, no run was begun there."""
+    if not (run_dir / "config.yaml").exists():
+        return "nothing was begun; the same command begins the run"
     names, _ = pointed(run_dir / "checkpoints")
     if not names:
         return "no step is saved yet; the same command goes on from the start, with the answers on disk"
