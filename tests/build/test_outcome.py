@@ -153,6 +153,13 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, float], list[str]]] = {
         [f"every response does the task (take harder prompts), {CONSTANT}"],
     ),
     "constant": ("grpo", {}, {**FLAT, "reward/mean": 0.5}, [CONSTANT]),
+    "penalties": (
+        "grpo",
+        {"algorithm.rewards": {"missing_end_penalty": 0.5}},
+        {**FLAT, "reward/mean": 1.0, CUT: 0.2},
+        [],
+    ),
+    "sources": ("grpo", {"algorithm.rewards": {"sources": "group"}}, {**FLAT, "reward/mean": 1.0}, []),
     "hardly answered": ("grpo", {}, {**FLAT, "answers/missing_frac": 0.6}, []),
     "equal where groups are not compared": ("kto", {"algorithm.samples": 2}, FLAT, []),
     "ties of a judge": ("dpo", {}, TIES, ["all pairs were ties"]),

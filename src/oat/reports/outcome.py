@@ -156,7 +156,7 @@ def faults_of_first_step(
         return
     is_tied = TIED in objective.watched and row.get(TIED) == 1.0 and not row.get("rows/trained")
     look = f"oat samples {about.run_dir} --step {step}"
-    if _is_flat(rows) and (is_tied or SPREAD in objective.watched):
+    if _is_flat(rows) and (is_tied or (SPREAD in objective.watched and not _parts_equals(about))):
         yield _equal_rewards, _line_of_equals(row["reward/mean"], is_cut=_mean(rows, CUT) == 1.0, look=look)
     elif is_tied and row.get("oracle/queries"):  # of pairs that nobody is asked about, the step itself warns
         yield _cause_of_ties, f"all {_cause_of_ties(rows, about)}"
@@ -216,7 +216,7 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
         )
     if not _any(rows, rates):
         return f"the learning rate was 0 in every step ({about.why_no_rate})"
-    is_of_groups = about.is_ours and SPREAD in objective.watched
+    is_of_groups = about.is_ours and SPREAD in objective.watched and not _parts_equals(about)
     return _equal_rewards(rows, about) if is_of_groups and _is_flat(rows) else None
 
 
@@ -277,6 +277,16 @@ def _cuts(rows: Rows, about: About) -> str:
     left_out = _left_out(about)
     lost = f", and nothing is learned from such responses ({left_out})" if left_out else ""
     return f"{who} cut at the length limit (sampling.max_new_tokens is {limit}){lost}"
+
+
+def _parts_equals(about: About) -> bool:
+    """Return True if responses of a group that have equal scores may get different rewards: by penalties, or
+    as sources of a mixture that are normalised each by itself."""
+    rewards = about.tree["algorithm"].get("rewards")
+    if not isinstance(rewards, Mapping):
+        return False
+    penalties = (rewards.get(name) for name in ("missing_end_penalty", "overlong_penalty"))
+    return any(penalties) or rewards.get("sources", "sum") != "sum"
 
 
 def _left_out(about: About) -> str:

@@ -2,6 +2,7 @@
 another process can name it. The lock itself is the system's (`build/directory.py`), not the text."""
 
 import datetime
+import itertools
 import json
 import os
 import socket
@@ -14,21 +15,25 @@ from oat.errors import printable
 
 _MOST_BYTES = 4096
 _MOST_LETTERS = 200
+_MOST_PID = 2**31
 
 
 def sign(lock: TextIO) -> None:
     """Write into a lock file, which this process has locked, who this process is. Where it cannot be written,
     for example on a full disk, it stays as it is: the lock holds without it."""
+    unsign(lock)
     with suppress(OSError, ValueError):  # ValueError: a forked child has closed it
-        lock.truncate(0)
-        lock.write(json.dumps(_me()))
-        lock.flush()
+        if os.fstat(lock.fileno()).st_size == 0:
+            lock.write(json.dumps(_me()))
+            lock.flush()
 
 
 def unsign(lock: TextIO) -> None:
-    """Empty a lock file that this process has locked."""
-    with suppress(OSError, ValueError):
-        lock.truncate(0)
+    """Empty a lock file that this process has locked. A file with another text than that of `sign` stays as
+    it is: nobody knows whose it is."""
+    with suppress(OSError, ValueError, RecursionError):
+        if _signed(Path(lock.name)).keys() == _me().keys():
+            lock.truncate(0)
 
 
 def named_holder(lock: Path) -> str:
@@ -39,27 +44,38 @@ def named_holder(lock: Path) -> str:
     that was killed before. So a process of this machine must still be there.
     """
     try:
-        with lock.open(encoding="utf-8") as file:
-            found = json.loads(file.read(_MOST_BYTES))
+        found = _signed(lock)
         pid, host, program, since = (found[name] for name in ("pid", "host", "program", "since"))
-        is_here = (host, found["namespace"]) == (socket.gethostname(), _namespace())
-        if is_here and not _is_alive(int(pid), found["started"]):
+        kinds = [type(value) for value in (pid, host, program, since)]
+        if kinds != [int, str, str, str] or not 0 < pid < _MOST_PID:
             return ""
-        what = f": {int(pid)} on {host}, `{program}`, since {since}"
-    except (OSError, ValueError, KeyError, TypeError):
+        is_here = (host, found["namespace"]) == (socket.gethostname(), _namespace())
+        if is_here and not _is_alive(pid, found["started"]):
+            return ""
+        what = " ".join(f": {pid} on {host}, `{program}`, since {since}".split())
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return printable(what[:_MOST_LETTERS])
 
 
+def _signed(lock: Path) -> dict[str, Any]:
+    """Return what `sign` has written into a lock file; {} if it has another text.
+
+    Raises:
+        OSError, ValueError, RecursionError: it cannot be read.
+    """
+    with lock.open(encoding="utf-8") as file:
+        found = json.loads(file.read(_MOST_BYTES))
+    return found if isinstance(found, dict) else {}
+
+
 def _me() -> dict[str, Any]:
-    """Describe this process. Of the command line there is only what stands before the first flag, since flags
-    may hold secrets."""
+    """Describe this process. Of a command of `oat` there is only what stands before the first flag, and of
+    another program only its name, since arguments may hold secrets."""
     place = Path(sys.argv[0] if sys.argv else "python")
     words = [place.parent.name if place.name == "__main__.py" else place.name]
-    for word in sys.argv[1:]:
-        if word.startswith("-"):
-            break
-        words.append(word)
+    if words == ["oat"]:
+        words += itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:])
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
