@@ -194,11 +194,12 @@ NO_ADVANTAGES = [
         (ADVANTAGES[3:], None, []),
         (None, None, []),
         ([], "there is no row of steps 1 to 3;", []),
+        ([b"mine"], "line 1 cannot be read as advantages, and there is no row of steps 1 to 3;", []),
         ([*ADVANTAGES[:1], *ADVANTAGES[2:]], "there is no row of step 2;", [1, 3]),
         ([*ADVANTAGES, *ADVANTAGES[1:]], "there are several rows of steps 2 to 3 .*;", [1, 2, 3]),
         ([*NO_ADVANTAGES, *ADVANTAGES], "lines 1 to 14 cannot be read as advantages;", [1, 2, 3]),
     ],
-    ids=["whole", "begun before", "rolled back", "none", "emptied", "a gap", "doubled", "damaged"],
+    ids=["whole", "begun before", "rolled back", "none", "emptied", "foreign", "a gap", "doubled", "damaged"],
 )
 def test_each_step_has_one_line_of_advantages(
     tmp_path: Path, lines: list[bytes] | None, said: str | None, left: list[int]

@@ -111,12 +111,13 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
 def sound_advantages(content: bytes, end: int) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
     """Return the rows of an `advantages.jsonl`, and what is wrong with the file, as `sound_rows` does.
 
-    The rows of steps before the first in the file are not missed, because earlier versions wrote none. In an
-    empty file all are missed: a run makes the file when it has a row.
+    The rows of steps before the first in the file are not missed, because earlier versions wrote none. In a
+    file without any row all are missed: a run makes the file when it has a row. The first may be cut off.
     """
-    lines = map(_object, content.split(b"\n")[:-1])
-    steps = [row["step"] for row in lines if row is not None and _has_advantages(row)]
-    return _sound(content, "advantages", _has_advantages, min(steps, default=end if content else 1), end)
+    lines = content.split(b"\n")[:-1]
+    steps = [row["step"] for row in map(_object, lines) if row is not None and _has_advantages(row)]
+    start = min(steps, default=end if content and not lines else 1)
+    return _sound(content, "advantages", _has_advantages, start, end)
 
 
 def _sound(
