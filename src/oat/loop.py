@@ -242,8 +242,8 @@ def learn(run: Run, row: Row) -> None:
             batch = prepared(objective, feedback, run.learner.forward, generator)
             row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
             used = used or used_advantages(batch, row.taken.items)
-        if used:
-            run.tracking.advantages(row.number, used)
+        nothing = [[None] * len(item.question.picks) for item in row.taken.items]
+        run.tracking.advantages(row.number, used or nothing)
     warn_of_gap(row.metrics.values)
     row.metrics.add({**missing(row.taken.asked), **run.buffer.metrics(feedback)})
     if run.collector.is_usable is not None:

@@ -12,7 +12,10 @@ import pytest
 from fixtures import World, oat, write_jsonl
 from terminal import in_a_terminal
 
+from oat.errors import DataError
+from oat.reports.sample_table import sample_table
 from oat.rundir.reading import load_run
+from oat.rundir.rows import read_advantages
 
 COMPARE = """
 def longer(prompts, first, second, **columns):
@@ -210,6 +213,42 @@ def test_damaged_records_are_one_message(runs: Path, tmp_path: Path, said: Calla
         write_jsonl(file, [rows[0], changed])
         found = said(tmp_path / "damaged", "--eval", code=2)
         assert f"{file}:2: expected a record of an evaluation, {words}" in found
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("null", "3", '"abc"', "{}", "[null, null, null, null]", '["abc", "abc", "abc", "abc"]'),
+        "[[0.1, 0.2, 0.3]]",
+        "[[0.1], [0.2], [0.3], [0.4]]",
+        *(f"[{', '.join([f'[{each}, 1, 1]'] * 4)}]" for each in ("true", "NaN", "1e999", '"=a"', "[]", "{}")),
+    ],
+)
+def test_damaged_advantages_are_one_message(runs: Path, tmp_path: Path, value: str) -> None:
+    """Nothing but a number for each response gets into the table."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for part in (runs / "grpo").iterdir():
+        (run_dir / part.name).symlink_to(part)
+    file = run_dir / "advantages.jsonl"
+    whole = file.read_text().splitlines(keepends=True)
+    file.unlink()
+    file.write_text(whole[0] + f'{{"step": 2, "advantages": {value}}}\n')
+    with pytest.raises(DataError, match=re.escape(f"{file}:2: ")):
+        list(sample_table(run_dir))
+
+
+def test_lines_of_advantages_that_are_no_steps_of_their_own(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "advantages.jsonl"
+    first = (runs / "grpo" / "advantages.jsonl").read_text().splitlines(keepends=True)[0]
+    for step in ("1", "1.0", "true", "[1]", "{}", "-1", "null"):
+        file.write_text(first + first.replace('"step": 1,', f'"step": {step},'))
+        with pytest.raises(DataError, match=re.escape(f"{file}:2: ")):
+            read_advantages(file)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(DataError, match=re.escape(str(file))):
+        read_advantages(file)
 
 
 def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """The files of rows of a run are cut back to the cursor and have each row once, for any text in them."""
 
 import json
+import os
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import pytest
 from fixtures import Finished, World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
 from oat import Trainer
-from oat.errors import ConfigError, DirectoryError, OatWarning
+from oat.errors import ConfigError, DataError, DirectoryError, OatWarning
 from oat.tracking.files import MAX_COLUMN, STREAMS, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
@@ -172,6 +175,64 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
     ]
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (tmp_path / name).read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
+
+
+ADVANTAGES = [b'{"step": %d, "advantages": [[0.5, null]]}' % step for step in range(1, 5)]
+NO_ADVANTAGES = [
+    *NO_ROWS,
+    b'{"step": true, "advantages": [[0.5]]}',
+    b'{"step": 0, "advantages": [[0.5]]}',
+    *(b'{"step": 1, "advantages": %s}' % value for value in (b"null", b"[0.5]", b"[[NaN]]", b"[[true]]")),
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "left"),
+    [
+        (ADVANTAGES, None, [1, 2, 3]),
+        (ADVANTAGES[1:], None, [2, 3]),
+        (ADVANTAGES[3:], None, []),
+        (None, None, []),
+        ([], "there is no row of steps 1 to 3;", []),
+        ([b"mine"], "line 1 cannot be read as advantages, and there is no row of steps 1 to 3;", []),
+        ([*ADVANTAGES[:1], *ADVANTAGES[2:]], "there is no row of step 2;", [1, 3]),
+        ([*ADVANTAGES, *ADVANTAGES[1:]], "there are several rows of steps 2 to 3 .*;", [1, 2, 3]),
+        ([*NO_ADVANTAGES, *ADVANTAGES], "lines 1 to 14 cannot be read as advantages;", [1, 2, 3]),
+    ],
+    ids=["whole", "begun before", "rolled back", "none", "emptied", "foreign", "a gap", "doubled", "damaged"],
+)
+def test_each_step_has_one_line_of_advantages(
+    tmp_path: Path, lines: list[bytes] | None, said: str | None, left: list[int]
+) -> None:
+    """A continued run names what is wrong, once if it can be mended. Then it writes the next steps'."""
+    path = tmp_path / "advantages.jsonl"
+    written(tmp_path, range(4)).close()
+    path.unlink()
+    if lines is not None:
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+    tracking = Tracking(tmp_path, samples=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tracking.open(3)
+        tracking.open(3)
+    told = [str(warning.message) for warning in caught if warning.category is OatWarning]
+    # a gap stays, and is named at each start
+    assert len(told) == (0 if said is None else 2 if "row of step 2;" in said else 1)
+    assert all(re.search(said or "", message) for message in told)
+    tracking.advantages(4, [[None]])
+    tracking.advantages(5, [[0.25]])
+    tracking.close()
+    assert [row["step"] for row in read(path)] == [*left, *([4] if left else []), 5]
+
+
+@pytest.mark.parametrize("name", STREAMS.values())
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    for make in (Path.mkdir, os.mkfifo):
+        make(tmp_path / name)
+        for step in (0, 1):
+            with pytest.raises(DataError, match=name):
+                Tracking(tmp_path, samples=1).open(step)
+        (tmp_path / name).rename(tmp_path / make.__name__)
 
 
 @pytest.mark.sample(

@@ -29,6 +29,7 @@ from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import MARK, is_begun, is_own, is_run, remove_own
+from oat.rundir.rows import content_of
 from oat.tracking.files import STREAMS
 
 
@@ -158,11 +159,13 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
     rows = step + (ROW not in state) if step > 0 else 0
     for name in STREAMS.values():
         if (run / name).exists():  # when the fork begins, it reports a missing file
-            lines = (run / name).read_bytes().splitlines(keepends=True)
+            lines = content_of(run / name).splitlines(keepends=True)
             # the advantages of a step are written before its row
             end = step + 1 if name == STREAMS["advantages"] else rows
-            (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, end), lines)))
-            sync_to_disk(directory / name)
+            kept = b"".join(takewhile(partial(_is_before, end), lines))
+            if kept or name != STREAMS["advantages"]:
+                (directory / name).write_bytes(kept)
+                sync_to_disk(directory / name)
 
 
 def _copy_ledger(theirs: Path, own: Path) -> None:

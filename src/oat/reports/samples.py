@@ -27,7 +27,7 @@ from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.reading import load_run
-from oat.rundir.rows import read_rows
+from oat.rundir.rows import is_step, read_advantages, read_rows
 from oat.types import Answer, FinishReason, Question
 
 _NEVER_MADE = {"length": "cut off", "aborted": "aborted"}
@@ -142,26 +142,39 @@ def _learned(run_dir: Path, step: int | None, numbers: bool) -> Iterator[Sampled
         )
         tracked: dict[int, list[dict[str, Any]]] = {}
         for row in read_rows(run_dir / "samples.jsonl") if load_run(run_dir).has_environment else ():
-            tracked.setdefault(row.get("step", 0), []).append(row)
-        rows = read_rows(run_dir / "advantages.jsonl") if numbers else ()
-        used = {row.get("step"): row.get("advantages", []) for row in rows}
+            if is_step(row.get("step")):
+                tracked.setdefault(row["step"], []).append(row)
+        file = run_dir / "advantages.jsonl"
+        used = read_advantages(file) if numbers else {}
         for number in steps:
-            yield from _learned_in(store, number, tracked.get(number, []), used.get(number, []))
+            line, advantages = used.get(number, (0, None))
+            yield from _learned_in(store, number, tracked.get(number, []), advantages, f"{file}:{line}")
 
 
 def _learned_in(
     store: Reader,
     step: int,
     tracked: Sequence[Mapping[str, Any]],
-    used: Sequence[Sequence[float | None]],
+    used: Sequence[Sequence[float | None]] | None,
+    place_of_used: str,
 ) -> Iterator[Sampled]:
     """Yield the questions of a step.
 
     Args:
         tracked: the lines of `samples.jsonl` of this step, which are about its first questions.
-        used: the advantages of each question's responses; empty: not known.
+        used: the advantages of each question's responses; None: not known.
+        place_of_used: the file and the line of `used`.
+
+    Raises:
+        DataError: `used` has other numbers of questions or responses than the step.
     """
     intents = store.taken("train", step - 1)
+    sizes = [len(intent.question.candidates) for intent in intents]
+    if used is not None and [*map(len, used)] != sizes:
+        raise DataError(
+            f"{place_of_used}: step {step} has {len(sizes)} questions with {sum(sizes)} responses, and the "
+            "numbers here fit others; take the line out, and the step's cells are empty"
+        )
     ends: dict[tuple[int, int], list[list[_End]]] = {}
     for number, (intent, answer, label) in enumerate(store.answers(intents), 1):
         question = intent.question
@@ -171,7 +184,7 @@ def _learned_in(
         messages = [message.plain for message in question.messages]
         turns = _tracked_turns(tracked[number - 1], question) if number <= len(tracked) else {}
         responses = list(_judged(intent, answer, label, ends[place], turns))
-        if len(used) == len(intents):
+        if used is not None:
             pairs = zip(responses, used[number - 1], strict=True)
             responses = [replace(response, advantage=value) for response, value in pairs]
         title = f"step {step}, {number} of {len(intents)}"

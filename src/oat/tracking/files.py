@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from oat.errors import DirectoryError, printable, warn
 from oat.files import Standing, parse_json, saying_what_is_free, write_atomically
 from oat.rundir.provenance import Told
-from oat.rundir.rows import sound_rows
+from oat.rundir.rows import content_of, is_step, sound_advantages, sound_rows
 from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback, Item, Trajectory
 
@@ -68,6 +68,7 @@ class Tracking:
 
         Raises:
             ConfigError: somebody has changed `environment.json`.
+            DataError: a folder or a pipe has the name of a stream.
             DirectoryError: the run directory was moved, removed or replaced.
         """
         self.standing.refuse_lost(DirectoryError)
@@ -75,17 +76,16 @@ class Tracking:
         if self.told is not None:
             self.told.begin(kept_rows)
         for name, path in self.paths.items():
-            before = path.read_bytes() if path.exists() else b""
-            end = step + 1 if name == "advantages" and step > 0 else kept_rows
-            kept, damage = (
-                _metrics_before(before, end) if name == "metrics" else _lines_before(name, before, end)
-            )
+            content, is_there = content_of(path), path.exists()
+            if name == "metrics":
+                kept, damage = _metrics_before(content, kept_rows)
+            elif name == "samples":
+                kept, damage = _lines_before(name, content, kept_rows)
+            else:
+                kept, damage = _advantages_before(content, step + 1) if is_there and step > 0 else ([], "")
             if damage:
                 warn(f"{path}: {damage}; the run goes on, and what cannot be read is taken out")
-            if path.exists():
-                write_atomically(path, b"".join(line + b"\n" for line in kept).decode("utf-8"))
-            if name != "advantages" or path.exists():
-                self._open(name)
+            self._begin(name, kept, is_there=is_there)
         self._streams = Standing(*self.paths.values())
         for sink in self.sinks:
             sink.open(kept_rows)
@@ -114,13 +114,16 @@ class Tracking:
             sink.row(step, metrics, shown)
 
     def advantages(self, step: int, values: Sequence[Sequence[float | None]]) -> None:
-        """Write the advantages of the responses of a step's questions (`used_advantages`).
+        """Write the advantages of the responses of a step's questions (`used_advantages`). From the first
+        step on in which a response has one, every step has a line.
 
         Raises:
             DirectoryError: see `row`.
         """
         self._refuse_lost()
         if "advantages" not in self.files:
+            if all(value is None for own in values for value in own):
+                return
             self._open("advantages")
             self._streams = Standing(*self.paths.values())
         self._write("advantages", _line({"step": step, "advantages": values}))
@@ -158,6 +161,18 @@ class Tracking:
         self.standing.refuse_lost(DirectoryError)
         self._streams.refuse_lost(DirectoryError)
 
+    def _begin(self, name: str, kept: Sequence[bytes], *, is_there: bool) -> None:
+        """Leave only the kept lines in a stream, and open it."""
+        if name == "advantages" and not kept:
+            if is_there:  # an empty file would look as if somebody had emptied it
+                self.paths[name].unlink()
+            if name in self.files:
+                self.files.pop(name).close()
+            return
+        if is_there:
+            write_atomically(self.paths[name], b"".join(line + b"\n" for line in kept).decode("utf-8"))
+        self._open(name)
+
     def _open(self, name: str) -> None:
         self.files[name] = self.paths[name].open("a", encoding="utf-8")
 
@@ -193,6 +208,16 @@ def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
     return [line for line, _ in rows], damage
 
 
+def _advantages_before(content: bytes, end: int) -> tuple[list[bytes], str]:
+    """Return the line of each step before `end`, and a sentence about damage, or "". Of several lines of a
+    step the first is kept, as the run wrote it before another was added."""
+    rows, damage = sound_advantages(content, end)
+    kept: dict[int, bytes] = {}
+    for line, row in rows:
+        kept.setdefault(row["step"], line)
+    return [*kept.values()], damage + (" (the first is kept)" if len(kept) < len(rows) else "")
+
+
 def _lines_before(what: str, content: bytes, end: int) -> tuple[list[bytes], str]:
     """Return the lines of the steps before `end`, and a sentence about lines that cannot be read. The
     sentence is "" if all lines can be read. A missing line goes unnoticed, because a step may have any number
@@ -210,7 +235,7 @@ def _step_of(line: bytes) -> int | None:
         step = parse_json(line.decode("utf-8"))["step"]
     except (ValueError, KeyError, TypeError):
         return None
-    return step if isinstance(step, int) else None
+    return step if is_step(step) else None
 
 
 def _readable(item: Any) -> dict[str, Any]:
