@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,16 @@ PART_FIELDS_HEAD = '''\
 their classes by `python tests/settings_page.py`, so that a message does not import them."""
 
 PART_FIELDS = {
+'''
+READERS_TAIL = '''
+)
+
+READERS = {
+    field: tuple(algorithms.split())
+    for fields, _, algorithms in (group.partition(":") for group in _READERS)
+    for field in fields.split()
+}
+"""The algorithms that read each setting of the section `algorithm`."""
 '''
 INTRODUCTION = """# Settings
 
@@ -109,7 +119,21 @@ def part_fields() -> str:
     for section, parts in (("algorithm", ALGORITHMS), ("engine", ENGINES)):
         names = dict.fromkeys(name for part in parts.values() for name in field_names(part.Config))
         lines += [f'    "{section}": (', *(f'        "{name}",' for name in names), "    ),"]
-    return PART_FIELDS_HEAD + "\n".join(lines) + "\n}\n"
+    readers: dict[str, list[str]] = {}
+    for algorithm, part in ALGORITHMS.items():
+        for name in dict.fromkeys(field_names(part.Config)):
+            readers.setdefault(name, []).append(algorithm)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, algorithms in readers.items():
+        groups.setdefault(tuple(algorithms), []).append(name)
+    lines += ["}", "", "_READERS = ("]
+    for algorithms, names in groups.items():
+        lines += [f'    """{wrapped(names)}:', f'    {wrapped(algorithms)}""",']
+    return PART_FIELDS_HEAD + "\n".join(lines) + READERS_TAIL
+
+
+def wrapped(names: Iterable[str]) -> str:
+    return textwrap.fill(" ".join(names), 100, subsequent_indent="    ")
 
 
 def field_names(cls: type, above: str = "") -> Iterator[str]:

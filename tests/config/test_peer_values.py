@@ -185,6 +185,9 @@ class GRPOConfig:
         self.generation_batch_size = rows_per_pass * self.steps_per_generation
 
 
+GRPOConfig.__module__ = "trl.trainer.grpo_config"  # the constructors of other modules are not called
+
+
 @dataclasses.dataclass
 class DPOConfig:
     loss_type: list[str] = dataclasses.field(default_factory=lambda: ["sigmoid"])

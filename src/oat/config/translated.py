@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, step_of
-from oat.config.peers.table import LEFT_OUT, Row, family_of, find, values
+from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
 from oat.config.yaml_text import tree_to_yaml
 from oat.errors import shortened
 
@@ -38,6 +38,7 @@ class Answer:
         others: rows of the field with other meanings, among which nothing decides.
         given: our settings, without those that another field decides; None: they have to be worked out.
         is_decided: True if other fields decide about all of its settings.
+        stranger: the run's algorithm, if it does not read what any of the rows names; "": it does.
     """
 
     row: Row
@@ -45,6 +46,7 @@ class Answer:
     value: Any
     given: Given | None
     is_decided: bool = False
+    stranger: str = ""
 
 
 def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
@@ -113,7 +115,7 @@ def _worked_out(answers: Sequence[Answer], together: Mapping[str, Given], begin:
     """Return all settings that fields give; a value that the user has to choose is `...`."""
     ours = dict(begin)
     for answer in answers:
-        ours |= {} if answer.others else together.get(answer.row.field, answer.given or {})
+        ours |= {} if answer.others or answer.stranger else together.get(answer.row.field, answer.given or {})
     return ours
 
 
@@ -125,6 +127,7 @@ def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: 
         if answer.others or (answer.given is None and answer.value is not None)
         if answer.row.field not in together
         if answer.row.settings
+        and not answer.stranger
         and answer.row.settings[0] not in ours
         and not is_python(answer.row.settings[0])
     ]
@@ -148,7 +151,7 @@ def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[st
             _ONE_DEVICE if given and row.field in SIZES else ""
         )
     if given:
-        remark = _differing(row.remark)
+        remark = f"{answer.stranger} does not read it" if answer.stranger else _differing(row.remark)
         return _named(place, row.field, answer.value), _entry(place, given) + (
             f"  ({remark})" if remark else ""
         )
@@ -243,21 +246,25 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         settings_of_row = list(rows[0].settings if settings is None else settings)
         is_said = bool(settings_of_row) and all(setting in claims for setting in settings_of_row)
         is_decided = not won and is_said
-        answers.append(Answer(rows[0], rows[1:], value, given, is_decided))
+        meant = [tuple(given)] if len(rows) == 1 and given is not None else [row.settings for row in rows]
+        are_read = any(all(is_read(setting, algorithm) for setting in each) for each in meant)
+        stranger = "" if are_read else str(algorithm)
+        answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger))
     return algorithm, answers
 
 
 def _sentences(place: str, answer: Answer) -> Iterator[str]:
     if answer.is_decided:
         return
-    yield _sentence(place, answer.row, answer.given, is_one=not answer.others)
+    yield _sentence(place, answer.row, answer.given, answer)
     for row in answer.others:
-        yield _sentence(place, row, row.converted(answer.value), is_one=False)
+        yield _sentence(place, row, row.converted(answer.value), answer)
 
 
-def _sentence(place: str, row: Row, ours: Given | None, *, is_one: bool) -> str:
+def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
+    """Return what one of the rows of an answer says."""
     of = f"{row.peer}'s " if row.peer else ""
-    name = f"{of}`{row.field}`" + ("" if is_one else f" ({', '.join(row.groups)})")
+    name = f"{of}`{row.field}`" + ("" if not answer.others else f" ({', '.join(row.groups)})")
     given = dict.fromkeys(row.settings, ...) if ours is None else ours
     python = f" (from Python: {arguments(given)})" if given and is_python(place) else ""
     if not row.settings:
@@ -265,6 +272,9 @@ def _sentence(place: str, row: Row, ours: Given | None, *, is_one: bool) -> str:
     if not given:
         return f"{name} needs no setting here. {row.remark}"
     is_ours = row.field in {setting.rpartition(".")[2] for setting in row.settings}
+    if answer.stranger:
+        unread = f"{answer.stranger} does not read it"
+        return f"{name} is {_written(place, given)} here{python}, and {unread}. {row.remark}"
     if is_ours and given.keys() <= {*row.settings}:
         return f"did you mean {' or '.join(f'`{setting}`' for setting in row.settings)}{python}? {row.remark}"
     return f"{name} is {_written(place, given)} here{python}. {row.remark}"
@@ -292,13 +302,18 @@ def _written(place: str, ours: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> str:
     """Return a value as YAML has it on one line."""
     if isinstance(value, str):
-        return shortened(value)
+        return shortened(value) if value.isprintable() else shortened(json.dumps(value))
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_plain, value))}]"
     try:
         return shortened(json.dumps(value))
     except (TypeError, ValueError):
         return "..."
+
+
+def escaped(text: str) -> str:
+    """Return a name or a place with escapes for line breaks and what else is not visible."""
+    return text if text.isprintable() else json.dumps(text)[1:-1]
 
 
 def arguments(ours: Mapping[str, Any]) -> str:
@@ -326,6 +341,10 @@ def tree_of(ours: Mapping[str, Any]) -> dict[str, Any]:
 def _code(value: Any, most: int = 80) -> str:
     """Return a value as Python. A text of more than `most` characters is cut; 0: none is."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f'"{name}": {_code(part, most)}' for name, part in value.items()) + "}"
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        return (
+            "{" + ", ".join(f'"{escaped(name)}": {_code(part, most)}' for name, part in value.items()) + "}"
+        )
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_code(part, most) for part in value)}]"
+    text = json.dumps(value, ensure_ascii=not value.isprintable()) if isinstance(value, str) else repr(value)
     return "..." if value is ... else shortened(text, most) if most else text

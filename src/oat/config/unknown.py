@@ -9,16 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from oat.config.part_fields import PART_FIELDS
-from oat.config.peers.objects import class_names, fields_set, is_settings
-from oat.config.peers.table import algorithm_of, family_of, is_listed, names
+from oat.config.peers.objects import Fields, plain
+from oat.config.peers.table import algorithm_of, family_of, is_listed, is_read, names, readers_of
 from oat.config.settings import Config
-from oat.config.translated import Leaf, arguments, is_python, rows_of, translated
-from oat.errors import did_you_mean
+from oat.config.translated import Leaf, arguments, escaped, is_python, rows_of, translated
+from oat.errors import did_you_mean, shortened
 
 _MOST = 4
 """Largest number of fields that a message proposes."""
 _LONGEST = 100
-"""Number of characters of a name for which a similar one is sought."""
+"""Number of characters of a name for which a similar one is sought, and which a message has."""
+_LEAST_SIMILAR = 0.75
+"""Smallest ratio of `difflib` for a name in another section or of a peer's."""
 _SECTIONS_OF_ARGUMENTS = ("args", "training_args", "config")
 """Names of sections, or of objects, that scripts of other libraries give all of their settings in."""
 _ASIDE = ("evaluation", "checkpoint")
@@ -49,13 +51,14 @@ def described(
             whose fields are settings, such as TRL's GRPOConfig.
         algorithm: name of the run's algorithm; None: not known.
     """
-    wrong = f"{place}: nothing reads the field `{'.'.join(path)}`{hint}"
+    unknown = {name: plain(value) for name, value in unknown.items()}
+    wrong = f"{escaped(place)}: nothing reads the field `{_name(path)}`{escaped(hint)}"
     value = unknown.get(path[-1])
     cls, algorithm = _class_of(value, algorithm)
     own = list(_leaves(path, value))
     leaves = [leaf for leaf in own if _is_translated(leaf[0], valid, algorithm)]
-    rest = [f"`{leaf[0][-1]}`" for leaf in own if not _is_translated(leaf[0], valid, algorithm)]
-    last = path[-1].replace("-", "_")[:_LONGEST]
+    rest = [f"`{_name(leaf[0][-1:])}`" for leaf in own if not _is_translated(leaf[0], valid, algorithm)]
+    last = _key(path[-1])
     near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
     if leaves or cls:
         others = (
@@ -71,22 +74,57 @@ def described(
             wrong += f" (and no table has {', '.join(rest[:_MOST])})"
         return f"{wrong}; {first}{translated(place, leaves, algorithm, cls)}"
     if path[-1] in _SECTIONS_OF_ARGUMENTS and isinstance(value, Mapping) and value:
-        return _of_arguments(place, path, value, valid)
+        return _of_arguments(place, path, value, valid, algorithm)
     if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):  # another part reads it
         return f"{wrong}; valid here: {', '.join(valid) or 'none'}"
+    is_small = last == path[-1].replace("-", "_")
+    if not is_small and last not in valid and _is_translated((*path[:-1], last), valid, algorithm):  # `Beta`
+        return f"{wrong}; did you mean `{last}`? {translated(place, [((last,), value)], algorithm)}"
     near = near or _within(last, valid)
-    is_typo = bool(near) and path[-1] not in {name.rpartition(".")[2] for name in field_names()}
-    found = [] if is_typo else _elsewhere(path, valid)
+    if near and path[-1] not in {name.rpartition(".")[2] for name in field_names()}:
+        return f"{wrong}; did you mean `{near[0]}`? valid: {', '.join(valid)}"
+    found = _beyond(place, path, value, valid, algorithm)
     if found:
-        return f"{wrong}; {_proposed(place, found)} valid here: {', '.join(valid) or 'none'}"
-    listed = did_you_mean(path[-1], valid)
-    if near and is_typo:
-        listed = f"did you mean `{near[0]}`? valid: {listed.partition('valid: ')[2]}"
-    theirs = difflib.get_close_matches(last, names(), n=1, cutoff=0.85)
-    if theirs and theirs[0] != last and not listed.startswith("did"):
-        leaf = ((theirs[0],), value)
-        return f"{wrong}; did you mean `{theirs[0]}`? {translated(place, [leaf], algorithm)}"
-    return f"{wrong}; {listed}"
+        return f"{wrong}; {found} valid here: {', '.join(valid) or 'none'}"
+    return f"{wrong}; {did_you_mean(path[-1], valid)}"
+
+
+def _beyond(
+    place: str, path: tuple[str, ...], value: Any, valid: Sequence[str], algorithm: str | None
+) -> str:
+    """Return what a message says about fields outside the path's own section: a name of a peer's if it is the
+    most similar one of all, or else the fields that `_elsewhere` finds; "": nothing."""
+    last = _key(path[-1])
+    found = _elsewhere(path, valid, algorithm)
+    ours = [*valid, *(name.rpartition(".")[2] for name in found)]
+    theirs = difflib.get_close_matches(last, names(), n=1, cutoff=_LEAST_SIMILAR)
+    if (
+        theirs
+        and theirs[0] != path[-1].replace("-", "_")
+        and _similarity(last, theirs) > _similarity(last, ours)
+        and _is_translated((*path[:-1], theirs[0]), valid, algorithm)
+    ):
+        said = translated(place, [((theirs[0],), value)], algorithm)
+        return f"did you mean `{theirs[0]}`? {said};"
+    if found:
+        return _proposed(place, found)
+    others = [name for name in _elsewhere(path, valid, None) if name.endswith(f".{path[-1]}")]
+    readers = ", ".join(readers_of(others[0])) if others else ""
+    return f"`{others[0]}` is read by {readers}, not by {algorithm};" if readers else ""
+
+
+def _key(name: str) -> str:
+    """Return a name in the form in which similar ones are sought."""
+    return name.replace("-", "_").lower()[:_LONGEST]
+
+
+def _name(path: Sequence[str]) -> str:
+    return escaped(shortened(".".join(path), 2 * _LONGEST))
+
+
+def _similarity(name: str, others: Sequence[str]) -> float:
+    """Return the largest similarity of a name with others, as `difflib` has it."""
+    return max((difflib.SequenceMatcher(None, other, name).ratio() for other in others), default=0.0)
 
 
 def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
@@ -125,17 +163,15 @@ def _is_listed_within(path: tuple[str, ...], section: Mapping[Any, Any]) -> bool
     )
 
 
-def _fields_of(value: Any) -> Mapping[Any, Any]:
+def _fields_of(value: Any) -> Mapping[str, Any]:
     """Return the fields of a section; of an object, those that the user set."""
-    if isinstance(value, Mapping):
-        return value
-    return fields_set(value) if is_settings(value) else {}
+    return value if isinstance(value, Mapping) else {}
 
 
 def _class_of(value: Any, algorithm: str | None) -> tuple[str | None, str | None]:
     """Return the name of the class of another library's that an object has, and the run's algorithm; if that
     is not of the class's family, it is the class's. (None, algorithm): it is no such object."""
-    named = class_names(value)
+    named = value.classes if isinstance(value, Fields) else ()
     own = algorithm_of(named)
     if own is None:
         return None, algorithm
@@ -161,13 +197,16 @@ def _within(name: str, valid: Sequence[str]) -> list[str]:
     return [field for field in valid if {*field.split("_")} < words][:1]
 
 
-def _of_arguments(place: str, path: tuple[str, ...], section: Mapping[str, Any], valid: Sequence[str]) -> str:
+def _of_arguments(
+    place: str, path: tuple[str, ...], section: Mapping[str, Any], valid: Sequence[str], algorithm: str | None
+) -> str:
     """Return the message about a section of which no table has a field."""
-    name = str(next(iter(section)))
-    wrong = f"{place}: nothing reads the field `{'.'.join((*path, name))}`"
-    found = _elsewhere((name,), [])
-    proposed = f"{_proposed(place, found)} " if found else ""
-    return f"{wrong}; {proposed}there is no section `{path[-1]}`; valid: {', '.join(valid)}"
+    name, value = next(iter(section.items()))
+    wrong = f"{escaped(place)}: nothing reads the field `{_name((*path, name))}`"
+    found = _beyond(place, (name,), value, [], algorithm)
+    return (
+        f"{wrong}; {found}{' ' if found else ''}there is no section `{path[-1]}`; valid: {', '.join(valid)}"
+    )
 
 
 def _proposed(place: str, found: Sequence[str]) -> str:
@@ -181,19 +220,25 @@ def _is_said(name: str, path: tuple[str, ...], leaves: Sequence[Leaf], algorithm
     return any(ours in row.settings for leaf, _ in leaves for row in rows_of(leaf, algorithm))
 
 
-def _elsewhere(path: tuple[str, ...], valid: Sequence[str]) -> list[str]:
-    """Return the dotted names of at most `_MOST` fields of other sections. The user may have meant one of
-    these fields.
+def _elsewhere(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> list[str]:
+    """Return the dotted names of at most `_MOST` fields of other sections that the run reads. The user may
+    have meant one of these fields.
 
     They are the fields whose last part is equal to that of `path`. If there are none, they are the fields
     with the most similar last part. But if a field of the path's own section has a similar name, return none.
 
     Args:
         valid: the fields of the path's own section.
+        algorithm: name of the run's algorithm; None: settings of every algorithm are proposed.
     """
-    known = [name for name in dict.fromkeys(field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
+    known = [
+        name
+        for name in dict.fromkeys(field_names())
+        if name.rpartition(".")[0] != ".".join(path[:-1]) and is_read(name, algorithm)
+    ]
     lasts = [name.rpartition(".")[2] for name in known]
+    last = _key(path[-1])
     nearest = [path[-1]]
-    if path[-1] not in lasts and not difflib.get_close_matches(path[-1], valid, n=1):
-        nearest = difflib.get_close_matches(path[-1], lasts, n=1, cutoff=0.75)
+    if path[-1] not in lasts and not difflib.get_close_matches(last, valid, n=1):
+        nearest = difflib.get_close_matches(last, lasts, n=1, cutoff=_LEAST_SIMILAR)
     return [name for name, last in zip(known, lasts, strict=True) if last in nearest][:_MOST]

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oat.config.part_fields import READERS
 from oat.plugins.registry import ALGORITHMS
 
 HERE = Path(__file__).parent
@@ -212,6 +213,18 @@ def family_of(algorithm: str | None) -> str | None:
     return {"sft": "sft", "reward_model": "reward"}.get(str(algorithm)) or (
         "pairs" if algorithm in PAIRS else "group"
     )
+
+
+def readers_of(setting: str) -> tuple[str, ...]:
+    """Return our algorithms that read a setting of the section `algorithm`; empty: it is no such setting."""
+    section, _, field = setting.partition(".")
+    return READERS.get(field, ()) if section == "algorithm" else ()
+
+
+def is_read(setting: str, algorithm: str | None) -> bool:
+    """Return False if a setting belongs to other algorithms. Of a user's own algorithm that is not known."""
+    readers = readers_of(setting)
+    return not readers or algorithm not in ALGORITHMS or algorithm in readers
 
 
 def _fitting(found: tuple[Row, ...], algorithm: str | None) -> tuple[Row, ...]:
