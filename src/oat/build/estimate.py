@@ -216,16 +216,15 @@ def _phases(
 ) -> dict[str, int]:
     """Return the peak bytes of each phase of a step, by name.
 
-    The phases are imitated in this order: two updates, sampling, evaluation. So the optimiser's moments,
-    which exist from the first update on, are counted. If `stop.max_steps` is 1, the order is: sampling, one
-    update, evaluation.
+    The phases are imitated in this order: an update, sampling, evaluation. The optimiser's moments exist from
+    the first update on, so the phases of an update are those of a later one. If `stop.max_steps` is 1, the
+    order is: sampling, the only update, evaluation.
     """
     sampling, engine = make_sampling(resolved), resolved.engine.memory
     has_one_step = resolved.config.stop.max_steps == 1
     first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
     phases = sampling_phases(engine, sampling, run.sampler, first, live)
-    for _ in range(1 if has_one_step else 2):
-        phases |= _learning(resolved, lengths, run, sampling, live)
+    phases |= _learning(resolved, lengths, run, sampling, live)
     if run.sampler is not run.lms["policy"]:
         phases["new weights"] = live.live + sum(tensor.nbytes for tensor in run.sampler.tensors().values())
     elif _is_apart(resolved) and slot_dtypes(resolved.engine) and _sends(resolved.config):
@@ -250,19 +249,25 @@ def _learning(
     resolved: Resolved, lengths: Lengths, run: _Imitated, sampling: Sampling, live: LiveBytes
 ) -> dict[str, int]:
     """Return the peak bytes of three parts of a step: the forward pass of `prepare`, two backward passes that
-    accumulate gradients (or the only one), and the optimiser step."""
+    accumulate gradients (or the only one), and the optimiser step. Only the second step of a run and later
+    ones have the optimiser's moments from their beginning."""
     learner, plan = run.learner, resolved.plan
     objective = resolved.objective
     prepared, passes = (
         _micro_batches(learner, objective, _rows(sampling, plan, run.lms["policy"], lengths, count))
         for count in (most_questions(resolved.config, plan), plan.prompts)
     )
+    trained = [learner.trained[name] for name in objective.wants]
     live.peak = live.live
     for name, want in (("reference", "raw"), ("critic", "value")):
         if name in learner.models:
             with torch.no_grad():
                 learner.models[name].outputs(prepared[0], {}, {want})
-    phases = {"prepare": live.peak}
+    prepare = live.peak
+    if len({len(rows) for rows in passes}) < len(passes):  # the first pass leaves gradients, and takes less
+        del passes[0]
+        for parameter in (each for part in trained for each in part.model.trainable().values()):
+            parameter.grad = torch.zeros_like(parameter)
     live.peak = live.live
     for rows in passes:
         with learner.learning(objective):
@@ -271,12 +276,20 @@ def _learning(
             ]
             torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
         del outputs
-    phases["forward and backward"] = live.peak
+    backward, before = live.peak, live.live
+    if resolved.config.stop.max_steps != 1:
+        for part in trained:
+            part.optimiser.step()
+    moments = live.live - before
     live.peak = live.live
-    for part in (learner.trained[name] for name in objective.wants):
+    for part in trained:
         part.optimiser.step()  # the clip before it takes no memory worth counting
         part.optimiser.zero_grad(set_to_none=True)
-    return {**phases, "optimiser": live.peak}
+    return {
+        "prepare": prepare + moments,
+        "forward and backward": backward + moments,
+        "optimiser": live.peak,
+    }
 
 
 def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
