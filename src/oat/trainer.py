@@ -19,6 +19,7 @@ from oat.commands.eval import evaluate_once
 from oat.commands.export import export_run
 from oat.config.load import Origins
 from oat.control.interruption import Interruption
+from oat.control.stages import tell, telling
 from oat.errors import ConfigError, ContractError, Interrupted, printable
 from oat.files import seen, seen_from, start
 from oat.loop import Report, Run, train
@@ -146,7 +147,8 @@ class Trainer:
                 the run.
         """
         told = Interruption()
-        with seen_from(self._start), self._naming(), told.heard():
+        with seen_from(self._start), self._naming(), told.heard(), self._telling():
+            tell(f"loading {self.config.model.path}")
             with told.at_once():
                 self._write_given()
             return opened_again(self._resolved, self._worked, self._source, self.accept_changed, told)
@@ -227,7 +229,7 @@ class Trainer:
                 )
             here._write_given()
             is_begun = (seen(self.run_dir) / "config.yaml").exists()
-            with here._naming():
+            with here._naming(), self._telling():
                 return evaluate_once(
                     evaluated_as(begun, here._resolved()), self.run_dir if is_begun else None
                 )
@@ -236,6 +238,9 @@ class Trainer:
         """A context in which a configuration finds by name the functions and classes that the user gave as
         objects."""
         return plugins.naming(self._given.named)
+
+    def _telling(self) -> AbstractContextManager[None]:
+        return telling("" if self.quiet else "oat.Trainer")
 
     def _write_given(self) -> None:
         self._given.write(is_checked=about(self.config).stops_at_bad_records)

@@ -208,7 +208,7 @@ def test_a_signal_within_the_import_of_torch_aborts_nothing(
     )
     assert (ended.returncode, ended.stderr) == (
         75,
-        f"oat {command}: loading {loaded} ...\noat {command}: SIGTERM ended it; {how}\n",
+        f"oat {command}: loading torch and {loaded} ...\noat {command}: SIGTERM ended it; {how}\n",
     )
     assert not (tmp_path / "grpo").exists()
 

@@ -15,6 +15,7 @@ from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.load import where
 from oat.config.settings import Config, LoraConfig
+from oat.control.stages import tell_stage
 from oat.errors import ConfigError, OatError
 from oat.hardware.free_memory import free_memory
 from oat.learner.limits import GB
@@ -75,6 +76,7 @@ def _refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline
     with resolved.blame("model.critic" if has_own_critic(config.model) else "model.reference"):
         if of_all_here(config.compute, _at_most(resolved, lengths, policy)) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
+    tell_stage("estimating the memory of a step", policy.weights)
     found = estimate(resolved, lengths)
     if config.compute.address and config.compute.learner == "actor":
         needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
@@ -129,9 +131,10 @@ def refuse_short_cache(
             engine.memory.refuse_long(policy.context_length, page_bytes, of_episode=True)
 
 
-def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
+def memory_lines(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> list[str]:
     """Return the lines of the tables of estimated memory: of the process that learns, and of one actor if
     actors have processes of their own. If the memory cannot be estimated, return a line that says so."""
+    tell_stage("estimating the memory of a step", policy.weights)
     try:
         lines = _table(estimate(resolved, lengths), "memory of tensors")
         if resolved.config.compute.runtime == "ray":

@@ -36,6 +36,7 @@ from oat.collector import Collector, Refill
 from oat.config.load import dump
 from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
+from oat.control.stages import tell_stage
 from oat.control.stop import Stop, conditions_of
 from oat.data.formats import TEXT
 from oat.data.prompts import Prompts
@@ -186,11 +187,16 @@ def _computing(
         run_inputs.closing.append(processes.close)
         if processes.learner is not None:
             return _computing_apart(resolved, run_inputs, processes, processes.learner)
+    weights = run_inputs.outline.weights
+    if load is load_model:
+        tell_stage(f"reading {weights / 1e6:.0f} million weights", weights)
     own = make_learner_side(resolved, run_inputs.renderer, seeds, learning, load)
     if processes is not None:
         side = processes.side(resolved)
         run_inputs.clients.update(oracles_of(processes, run_inputs))
     else:
+        if own.lms["policy"].has_weights:
+            tell_stage(_trying(config), weights)
         side = _side_beside(own, resolved, run_inputs, seeds, load)
     has_weights, threads = own.lms["policy"].has_weights, torch.get_num_threads()
     if config.compute.threads is None and config.compute.profile == "cpu" and has_weights:
@@ -220,6 +226,14 @@ def _computing_apart(
         proof=weights_proof(resolved, remote.facts["context"], run_inputs.renderer.num_tokens),
         objectives=[resolved.objective, *([ensemble] if ensemble is not None else [])],
         chosen=_chosen(remote.micro_batch_tokens, side.threads, remote.facts["threads"]),
+    )
+
+
+def _trying(config: Config) -> str:
+    """Return what is done with weights once they are read, for people."""
+    is_measured = config.compute.threads is None and config.compute.profile == "cpu"
+    return "trying the model" + (
+        ", and measuring how many threads are fastest (compute.threads: N)" if is_measured else ""
     )
 
 

@@ -46,7 +46,7 @@ def what_loads(path: str | Path, flags: Sequence[str] = (), *, trains: bool = Tr
     it loads, and what takes long beside that. No code of torch is imported for this.
 
     Args:
-        trains: False if the command starts no actors and measures no threads.
+        trains: False if the command starts no actors.
 
     Raises:
         ConfigError: see `load_config`.
@@ -55,9 +55,6 @@ def what_loads(path: str | Path, flags: Sequence[str] = (), *, trains: bool = Tr
     compute = config.compute
     if trains and compute.runtime == "ray":
         return f"{config.model.path}, and starting {many(compute.actors, 'actor')}"
-    is_measured = (compute.profile, compute.threads) == ("cpu", None) and not is_begun(seen(config.run_dir))
-    if trains and is_measured:
-        return f"{config.model.path}, and measuring how many threads are fastest (compute.threads: N)"
     return config.model.path
 
 

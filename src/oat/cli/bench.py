@@ -48,7 +48,7 @@ def _add_of_explore(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
-    say_loading("bench", arguments.model or "")
+    say_loading(arguments.model or "")
     if arguments.kind == "explore":
         from oat.commands.bench_explore import bench_explore
 

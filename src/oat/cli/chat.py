@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
-    say_loading("chat", arguments.model)
+    say_loading(arguments.model)
     from oat.build.speaker import NO_TEMPLATE, load_speaker
     from oat.commands.chat import chat
 

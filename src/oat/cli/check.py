@@ -24,7 +24,7 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build.targets import resolve_file, what_loads
 
     what = what_loads(arguments.target, flags, trains=False)  # refuses what needs no torch to be refused
-    say_loading("check", what)
+    say_loading(what)
     resolved = resolve_file(arguments.target, flags)
     if arguments.print_config:
         print(resolved.as_yaml(), end="")

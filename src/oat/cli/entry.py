@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 from oat.cli.file_names import read_in_utf8
 from oat.cli.same_hashes import fix_hashes
+from oat.control.stages import telling
 from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from
 from oat.plugins.loading import naming, place_of
@@ -88,7 +89,7 @@ def _run(words: Sequence[str]) -> int:
         )
         return 2
     try:
-        with seen_from(), _short_warnings(), naming({}):
+        with seen_from(), _short_warnings(), naming({}), telling(f"oat {arguments.command}"):
             code: int = arguments.call(arguments, rest)
         return code
     except OatError as error:

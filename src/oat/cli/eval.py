@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     read = partial(_read, arguments, flags)
-    with hearing_signals("eval", read) as told, told.at_once(), unfinished():
+    with hearing_signals(read) as told, told.at_once(), unfinished():
         if arguments.against is not None:
             return _compare(arguments, flags)
         return _evaluate(arguments, flags)

@@ -37,7 +37,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
     out, which = Path(arguments.out), checkpoint_of(arguments.step)
     if arguments.ensemble and (arguments.adapter or arguments.critic):
         raise ConfigError("--ensemble writes neither an adapter nor a critic; give one of the three")
-    say_loading("export", arguments.run)
+    say_loading(arguments.run)
     from oat.commands.export import export_run
     from oat.commands.export_ensemble import export_ensemble
 

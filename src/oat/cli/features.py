@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build.targets import resolve_file, what_loads
 
-    with hearing_signals("features", partial(what_loads, arguments.target, flags)) as told, told.at_once():
+    with hearing_signals(partial(what_loads, arguments.target, flags)) as told, told.at_once():
         resolved = resolve_file(arguments.target, flags)
         from oat.commands.features import judge_features, table
 

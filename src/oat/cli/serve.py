@@ -107,7 +107,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
     for name, value in vars(arguments).items():
         if name != "label" and isinstance(value, int) and value < _LEAST.get(name, 1):
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; give at least {_LEAST.get(name, 1)}")
-    say_loading("serve", arguments.model)
+    say_loading(arguments.model)
     from oat.oracles.remote.front import Limits
     from oat.oracles.remote.server import ServerConfig, all_devices, read_token, run_server
 

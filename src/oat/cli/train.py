@@ -54,7 +54,7 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
-    with hearing_signals("train", partial(what_loads, arguments.target, flags)) as told:
+    with hearing_signals(partial(what_loads, arguments.target, flags)) as told:
         with told.at_once():  # resolving a configuration writes no file
             make = partial(resolve_file, arguments.target, flags)
             resolved = make()

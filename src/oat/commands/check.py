@@ -97,7 +97,7 @@ def check_run(
     return [
         *(f"  {name:<13}{text}" for name, text in lines),
         *(token_lines(resolved, run_inputs) if with_tokens else []),
-        *(memory_lines(resolved, lengths) if with_memory else []),
+        *(memory_lines(resolved, lengths, run_inputs.outline) if with_memory else []),
     ]
 
 

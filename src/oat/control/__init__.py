@@ -1,1 +1,1 @@
-"""Conditions that end a run, or turn it back: stop conditions, alarms, signals, and missing answers."""
+"""Conditions that end a run, or turn it back, and the lines that tell what a start is doing."""
