@@ -93,5 +93,5 @@ def test_its_figures_are_those_of_the_pages() -> None:
     sizes = [int(size) for size in re.findall(r"(\d+) million weights", pages["gpu"])]
     assert f"{max(sizes)} million on one GPU" in README
     assert "Llama-3.2-1B" in pages["benchmarks"]
-    for figure in re.findall(r"from (-[\d.]+) to (-[\d.]+)", README)[0]:
+    for figure in re.findall(r"rose from (-?[\d.]+) to (-?[\d.]+)", README)[0]:
         assert figure in pages["first_run"]
