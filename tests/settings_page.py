@@ -44,7 +44,9 @@ In the texts, `None` is `null` in the file.
 
 The sections `algorithm`, `oracle`, `engine` and `explorer` choose a part by the field `name`, which may be
 `path/to/file.py:Name` or `package.module:Name` for a part of your own. The fields of the part are written in
-the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer.
+the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer. Such a
+section may also be the name alone, as in `algorithm: grpo` or `--algorithm grpo`; `model` and `prompts` may
+be their `path` alone.
 """
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
 
