@@ -156,6 +156,7 @@ HEADS = {
     "ModelConfig": "## TRL: flags of its scripts\n\nThe fields of `ModelConfig` and `ScriptArguments`.",
     "OpenRLHF": "## OpenRLHF\n\nOpenRLHF {openrlhf}; `older`: names before its flags had dots.",
     "verl": "## verl\n\nverl {verl}.",
+    "peft": "## peft\n\nThe fields of its `LoraConfig`, which may also stand in a section `lora`.",
     "": "## Names in common use",
     "values": "## Values\n\nValues of other libraries in a setting of ours.",
 }
@@ -209,7 +210,7 @@ def of(head: str) -> list[Row]:
         return [row for row in rows() if row.groups[0].endswith("Trainer")]
     if head == "ModelConfig":
         return [row for row in rows() if row.groups[0] in ("ModelConfig", "ScriptArguments")]
-    if head in ("OpenRLHF", "verl", ""):
+    if head in ("OpenRLHF", "verl", "peft", ""):
         return [row for row in rows() if row.peer == head]
     known = [row for row in rows() if row.peer == "TRL"]
     return [row for row in known if head in [group.partition(":")[0] for group in row.groups]]
@@ -239,7 +240,9 @@ def written(row: Row) -> str:
     texts = []
     for entry in row.conversion.split("; ") if row.conversion else []:
         there, ours = entry.split(" -> ")
-        name = {"*": "others" if texts else "any", "whole": "whole numbers"}.get(there, f"`{there}`")
+        name = {"*": "others" if texts else "any", "whole": "whole numbers", "list": "a list"}.get(
+            there, f"`{there}`"
+        )
         if ours == "=":
             texts.append(f"{name} → the same" if texts else "the same")
         else:

@@ -16,7 +16,7 @@ from shaped import made, prepared
 import oat as package
 from oat.build.resolve import resolve
 from oat.config.load import load_tree
-from oat.config.peers.table import Row, family_of, rows
+from oat.config.peers.table import UNNAMED, Row, family_of, rows
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS
 
@@ -32,6 +32,7 @@ CHOSEN: dict[str, Any] = {
     "evaluation.oracle": "exact_match",
     "evaluation.every": 5,
     "model.lora": {},
+    "model.lora.targets": ["q_proj"],
     "algorithm.kl_coef": 0.1,
     "algorithm.kl_reward_coef": 0.1,
     "algorithm.kl_target": 0.1,
@@ -64,7 +65,7 @@ def values_of(row: Row) -> Iterator[Any]:
     """Yield the values that a row names, and TRL's default of its field."""
     for entry in row.conversion.split("; ") if " -> " in row.conversion else []:
         key = entry.split(" -> ")[0]
-        if key not in ("*", "whole"):
+        if key not in UNNAMED:
             try:
                 yield json.loads(key)
             except ValueError:
@@ -103,7 +104,7 @@ def check(row: Row) -> None:
         for value in values_of(row):
             ours = row.converted(value, algorithm)
             assert not ours or not refusal(ours, algorithm), (row, value, refusal(ours, algorithm))
-        takes_any = row.conversion in ("=", "whole") or "*" in row.conversion
+        takes_any = row.conversion in ("=", "whole") or "*" in row.conversion or "list -> " in row.conversion
         if takes_any and row.settings[0] not in ("oat.Trainer(callbacks)", "model.adapter"):
             given = [row.converted(value, algorithm) for value in SAMPLES]
             said = [refusal(ours, algorithm) if ours else "" for ours in given]
@@ -193,6 +194,9 @@ class DPOConfig:
     loss_type: list[str] = dataclasses.field(default_factory=lambda: ["sigmoid"])
     beta: float = 0.1
     label_smoothing: float = 0.0
+
+
+DPOConfig.__module__ = "trl.trainer.dpo_config"
 
 
 def copied(args: Any, algorithm: str = "grpo") -> dict[str, Any]:

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, step_of
+from oat.config.peers.adapters import ADAPTER, scaled
+from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
+from oat.config.peers.rewards import REWARDS, oracle_of
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
 from oat.config.yaml_text import tree_to_yaml
 from oat.errors import shortened
@@ -21,12 +23,15 @@ _WIDEST = 36
 """Largest number of characters before an arrow that is aligned with the others."""
 _COMPARES = re.compile(r"\b[Hh]ere\b|\b[Tt]here\b(?! (?:is|are|was|were)\b)")
 _OF_DEFAULTS = re.compile(r"^[Tt]he default|\bby default\b")
-_ONE_DEVICE = "  (on one device)"
+_ONE_DEVICE = "on one device"
 _DEFAULTS = "; what TRL does by default, and differs here: docs/names.md#trls-defaults"
 Leaf = tuple[tuple[str, ...], Any]
 """A field with the sections around it, and its value."""
 Given = dict[str, Any]
 """Our settings and their values; `...` is a value that the user has to choose."""
+Together = dict[str, tuple[Given, str, str]]
+"""Settings that several fields decide together, by each of these fields: the settings, for all fields but the
+first none; a remark; and the name of the first field."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Answer:
         others: rows of the field with other meanings, among which nothing decides.
         given: our settings, without those that another field decides; None: they have to be worked out.
         is_decided: True if other fields decide about all of its settings.
+        rounded: how its number was rounded; "": it was not.
         stranger: the run's algorithm, if it does not read what any of the rows names; "": it does.
     """
 
@@ -47,6 +53,7 @@ class Answer:
     given: Given | None
     is_decided: bool = False
     stranger: str = ""
+    rounded: str = ""
 
 
 def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
@@ -66,9 +73,9 @@ def translated(place: str, leaves: Sequence[Leaf], algorithm: str | None, cls: s
         cls: name of the class of a peer's whose fields they are; None: of none.
     """
     algorithm, answers = _answers(leaves, algorithm)
-    if len(answers) == 1 and not cls:
+    together = _together(answers, algorithm, is_python=is_python(place))
+    if len(answers) == 1 and not cls and not together.keys() & REWARDS:
         return " ".join(_sentences(place, answers[0])).rstrip(".")
-    together = _together(answers, algorithm)
     ours_of_class = _of_class(cls, answers)
     lines = [(f"{cls}", _entry(place, ours_of_class))] if ours_of_class else []
     lines += [_line(place, answer, together) for answer in answers]
@@ -76,6 +83,8 @@ def translated(place: str, leaves: Sequence[Leaf], algorithm: str | None, cls: s
     texts = [f"\n  {name:{wide}} -> {text}" for name, text in lines[:_MOST_LINES]]
     more = f"\n  ... and {len(lines) - _MOST_LINES} more" if lines[_MOST_LINES:] else ""
     ours = _worked_out(answers, together, ours_of_class)
+    if is_python(place) and algorithm and any(name.startswith("algorithm.") for name in ours):
+        ours = {"algorithm.name": algorithm, **ours}  # an argument replaces the default `grpo`
     copy = _to_copy(place, ours, _open_names(answers, together, ours))
     end = f"\ndocs/names.md says more{_DEFAULTS if any(each.row.peer == 'TRL' for each in answers) else ''}"
     return f"here these names are:{''.join(texts)}{more}{copy}{end}"
@@ -85,19 +94,27 @@ def settings_of(leaves: Sequence[Leaf], algorithm: str) -> Given:
     """Return our settings for fields of a peer's, as far as they can be worked out; `...` is a value that the
     user has to choose. A field that no table has gives none."""
     chosen, answers = _answers([leaf for leaf in leaves if rows_of(leaf[0], algorithm)], algorithm)
-    return _worked_out(answers, _together(answers, chosen), {})
+    return _worked_out(answers, _together(answers, chosen, is_python=False), {})
 
 
-def _together(answers: Sequence[Answer], algorithm: str | None) -> dict[str, Given]:
-    """Return settings that several fields of TRL decide together, by the first of these fields. The other
-    ones have none."""
-    given = {answer.row.field: answer.value for answer in answers if answer.row.peer == "TRL"}
-    step = step_of(given, algorithm) if family_of(algorithm) else None
-    found: dict[str, Given] = {}
-    for names, ours in ((SIZES, step), (tuple(BETAS), betas(given))):
+def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bool) -> Together:
+    """Return the settings that several fields of TRL or peft decide together."""
+    given = {answer.row.field: answer.value for answer in answers if answer.row.peer in ("TRL", "peft")}
+    family = family_of(algorithm)
+    step = step_of(given, algorithm) if family else None
+    faults = {"algorithm.prompts": ...}, undivided(given, algorithm)
+    groups = (
+        (SIZES, faults if faults[1] else step and (step, _ONE_DEVICE)),
+        (tuple(BETAS), (ours, "") if (ours := betas(given)) else None),
+        (REWARDS, oracle_of(given, is_python=is_python)),
+        (ADAPTER, scaled(given)),
+    )
+    found: Together = {}
+    for names, decided in groups:
         first, *others = [name for name in given if name in names] or [""]
-        if first and ours:
-            found |= {first: ours, **{name: {} for name in others}}
+        if first and decided:
+            found[first] = (*decided, first)
+            found |= {name: ({}, "", first) for name in others}
     return found
 
 
@@ -111,15 +128,16 @@ def _of_class(cls: str | None, answers: Sequence[Answer]) -> Given:
     return {setting: value for setting, value in ours.items() if setting not in said}
 
 
-def _worked_out(answers: Sequence[Answer], together: Mapping[str, Given], begin: Given) -> Given:
+def _worked_out(answers: Sequence[Answer], together: Together, begin: Given) -> Given:
     """Return all settings that fields give; a value that the user has to choose is `...`."""
     ours = dict(begin)
     for answer in answers:
-        ours |= {} if answer.others or answer.stranger else together.get(answer.row.field, answer.given or {})
+        given = together[answer.row.field][0] if answer.row.field in together else answer.given or {}
+        ours |= {} if answer.others or answer.stranger else given
     return ours
 
 
-def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: Given) -> list[str]:
+def _open_names(answers: Sequence[Answer], together: Together, ours: Given) -> list[str]:
     """Return the fields with a value whose settings have to be worked out by hand."""
     return [
         answer.row.field
@@ -133,7 +151,7 @@ def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: 
     ]
 
 
-def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[str, str]:
+def _line(place: str, answer: Answer, together: Together) -> tuple[str, str]:
     """Return a field with its value, and what stands behind the arrow. The value of a field that gives no
     setting is left out, since it may be a secret."""
     row = answer.row
@@ -144,14 +162,12 @@ def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[st
         )
         return row.field, " or ".join(meanings)
     if row.field in together:
-        given = together[row.field]
-        first = next(name for name, ours in together.items() if ours and _is_beside(name, row.field))
+        given, remark, first = together[row.field]
         entry = _entry(place, given) if given else f"decided with {first}"
-        return _named(place, row.field, answer.value), entry + (
-            _ONE_DEVICE if given and row.field in SIZES else ""
-        )
+        return _named(place, row.field, answer.value), entry + (f"  ({remark})" if remark else "")
     if given:
         remark = f"{answer.stranger} does not read it" if answer.stranger else _differing(row.remark)
+        remark = "; ".join(filter(None, (remark, answer.rounded)))
         return _named(place, row.field, answer.value), _entry(place, given) + (
             f"  ({remark})" if remark else ""
         )
@@ -160,11 +176,6 @@ def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[st
     if given is None and row.settings:
         return row.field, f"{', '.join(row.settings)}: {row.remark}"
     return row.field, f"no setting{': ' if given is None or not row.settings else ' needed: '}{row.remark}"
-
-
-def _is_beside(one: str, other: str) -> bool:
-    """Return True if two fields of TRL decide about the same settings."""
-    return (one in SIZES) == (other in SIZES)
 
 
 def _named(place: str, field: str, value: Any) -> str:
@@ -249,7 +260,8 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         meant = [tuple(given)] if len(rows) == 1 and given is not None else [row.settings for row in rows]
         are_read = any(all(is_read(setting, algorithm) for setting in each) for each in meant)
         stranger = "" if are_read else str(algorithm)
-        answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger))
+        how = rounded(value, steps) if given and "=*/s" in rows[0].conversion else ""
+        answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger, how))
     return algorithm, answers
 
 

@@ -51,22 +51,20 @@ def described(
             whose fields are settings, such as TRL's GRPOConfig.
         algorithm: name of the run's algorithm; None: not known.
     """
-    unknown = {name: plain(value) for name, value in unknown.items()}
+    unknown = {name: _plain(name, value) for name, value in unknown.items()}
     wrong = f"{escaped(place)}: nothing reads the field `{_name(path)}`{escaped(hint)}"
     value = unknown.get(path[-1])
-    cls, algorithm = _class_of(value, algorithm)
+    cls, algorithm = _class_among([value, *unknown.values()], algorithm)
     own = list(_leaves(path, value))
     leaves = [leaf for leaf in own if _is_translated(leaf[0], valid, algorithm)]
-    rest = [f"`{_name(leaf[0][-1:])}`" for leaf in own if not _is_translated(leaf[0], valid, algorithm)]
+    others = [
+        leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])
+    ]
+    inner = own + [leaf for leaf in others if len(leaf[0]) > len(path)]
+    rest = [f"`{_name(leaf[0][-1:])}`" for leaf in inner if not _is_translated(leaf[0], valid, algorithm)]
     last = _key(path[-1])
     near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
     if leaves or cls:
-        others = (
-            each
-            for name in unknown
-            if name != path[-1]
-            for each in _leaves((*path[:-1], name), unknown[name])
-        )
         leaves += [leaf for leaf in others if _is_translated(leaf[0], valid, algorithm)]
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
@@ -111,6 +109,44 @@ def _beyond(
     others = [name for name in _elsewhere(path, valid, None) if name.endswith(f".{path[-1]}")]
     readers = ", ".join(readers_of(others[0])) if others else ""
     return f"`{others[0]}` is read by {readers}, not by {algorithm};" if readers else ""
+
+
+def sections_of(name: str, value: Any, valid: Sequence[str], algorithm: str | None) -> list[set[str]] | None:
+    """Return our sections for each field with a value that the tables of names have: for an argument of
+    `oat.Trainer`, or for the fields of its value. None: they have neither."""
+    value = _plain(name, value)
+    cls, algorithm = _class_among([value], algorithm)
+    leaves = [leaf for leaf in _leaves((name,), value) if _is_translated(leaf[0], valid, algorithm)]
+    found = [
+        {setting.partition(".")[0] for row in rows_of(path, algorithm) for setting in row.settings}
+        for path, part in leaves
+        if part is not None
+    ]
+    return found if leaves or cls else None
+
+
+def described_object(place: str, path: tuple[str, ...], value: Any, algorithm: str | None) -> str:
+    """Return the message about an object of another library's, such as a LoraConfig, in place of a section or
+    a value of ours.
+
+    Args:
+        place, path, algorithm: as for `described`.
+    """
+    value = plain(value)
+    cls, algorithm = _class_among([value], algorithm)
+    section = path if path[-1] == "lora" else ("args",)
+    leaves = [leaf for leaf in _leaves(section, value) if _is_translated(leaf[0], [], algorithm)]
+    wrong = f"{place}: `{_name(path)}` takes no object of another library"
+    return (
+        f"{wrong}; {translated(place, leaves, algorithm, cls)}"
+        if leaves or cls
+        else f"{wrong} (docs/names.md)"
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of a field as plain data; of an object that has all arguments, its attributes."""
+    return plain(value, is_section=name in _SECTIONS_OF_ARGUMENTS)
 
 
 def _key(name: str) -> str:
@@ -168,15 +204,15 @@ def _fields_of(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _class_of(value: Any, algorithm: str | None) -> tuple[str | None, str | None]:
-    """Return the name of the class of another library's that an object has, and the run's algorithm; if that
-    is not of the class's family, it is the class's. (None, algorithm): it is no such object."""
-    named = value.classes if isinstance(value, Fields) else ()
-    own = algorithm_of(named)
-    if own is None:
-        return None, algorithm
-    cls = next(name for name in named if algorithm_of([name]))
-    return cls, algorithm if family_of(algorithm) == family_of(own) else own
+def _class_among(values: Sequence[Any], algorithm: str | None) -> tuple[str | None, str | None]:
+    """Return the name of the first class of another library's that one of the objects has, and the run's
+    algorithm; if that is not of the class's family, it is the class's. (None, algorithm): none has one."""
+    for named in (value.classes for value in values if isinstance(value, Fields)):
+        own = algorithm_of(named)
+        if own is not None:
+            cls = next(name for name in named if algorithm_of([name]))
+            return cls, algorithm if family_of(algorithm) == family_of(own) else own
+    return None, algorithm
 
 
 def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> bool:
