@@ -10,7 +10,7 @@ import enum
 import io
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -91,7 +91,7 @@ def _plain(value: Any, around: tuple[int, ...]) -> Any:
             return value if cls is kind else kind(value)
     if issubclass(cls, PurePath):
         return str(value)
-    if issubclass(cls, list | tuple):
+    if issubclass(cls, tuple | MutableSequence):  # omegaconf has sequences and mappings of its own
         return [plain(part, around) for part in value] if len(value) <= _MOST else ...
     if issubclass(cls, set | frozenset):
         return sorted(plain(part, around) for part in value)
