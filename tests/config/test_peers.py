@@ -33,7 +33,7 @@ from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
 ROOT = Path(__file__).parents[2]
-FIELDS = Path(__file__).parent / "trl_fields.json"
+FIELDS = ROOT / "src" / "oat" / "config" / "peers" / "trl_fields.json"
 TRL: dict[str, dict[str, dict[str, Any]]] = json.loads(FIELDS.read_text(encoding="utf-8"))
 SHARED = "TrainingArguments"
 ALGORITHM = {"GRPO": "grpo", "DPO": "dpo", "Reward": "reward_model", "SFT": "sft"}

@@ -209,6 +209,7 @@ def check_arguments(needed: Mapping[str, Any], algorithm: Any, sections: Mapping
                 {(argument,): f"oat.Trainer({argument}=...)"},
                 unknown={argument: value},
                 algorithm=name,
+                around={**needed, "algorithm": algorithm, **sections},
             )
         )
         for argument, value in sections.items()
