@@ -95,7 +95,7 @@ def test_what_is_given_as_ours_is_not_given_by_default() -> None:
     copied = yaml.safe_load(block(said("", {**theirs, **ours})))
     assert copied["learner"].keys() == {"betas", "autocast"}
     assert "render" not in copied
-    assert "reduction" not in copied["algorithm"], "rloo has a mean of its own"
+    assert copied["algorithm"].keys() == {"samples", "kl_coef", "kl_unbiased", "prompts"}, "it is rloo's"
 
 
 def test_a_few_names_get_no_defaults() -> None:
@@ -216,3 +216,16 @@ def test_a_good_proposal_has_no_long_list_behind_it() -> None:
     assert did_you_mean("naem_39", names).count("name_") == 1
     assert did_you_mean("xyz", names).count("name_") > 1
     assert did_you_mean("beat", ["beta", "alpha"]).count("alpha") == 1
+
+
+def test_recorded_pairs_and_an_adapter_of_trl_are_complete() -> None:
+    theirs = "model_name_or_path: m\ndataset_name: p\nbeta: 0.2\nmax_length: 64\nuse_peft: true\nlora_r: 4\n"
+    message = said("", yaml.safe_load(theirs))
+    copied = yaml.safe_load(block(message))
+    assert copied["oracle"] == {"name": "recorded"}
+    assert copied["model"] == {"path": "m", "lora": {"rank": 4}}
+    assert copied["algorithm"] == {"name": "dpo", "beta": 0.2, "prompts": 8}
+    assert "\nwrite (choose learner.schedule_steps yourself):" in message
+    verl = {"data": {"train_files": "p", "train_batch_size": 4, "max_prompt_length": 8}}
+    assert "{template: tokenizer}" in said("", verl)
+    assert "{template: tokenizer}" not in said("", {**verl, "render": {"template": None}})

@@ -45,7 +45,9 @@ def _yaml(tree: Mapping[str, Any], above: str, marked: Collection[str]) -> Itera
             yield f"{name}:"
             yield from (f"  {line}" for line in _yaml(value, f"{above}{name}.", marked))
             continue
-        first, *more = tree_to_yaml({name: value}).rstrip("\n").split("\n")
+        are_numbers = isinstance(value, list) and all(isinstance(part, int | float) for part in value)
+        text = f"{name}: {plain(value)}" if are_numbers else tree_to_yaml({name: value}).rstrip("\n")
+        first, *more = text.split("\n")
         yield first + (MARK if f"{above}{name}" in marked else "")
         yield from more
 

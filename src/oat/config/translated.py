@@ -1,7 +1,7 @@
 """What names of other libraries are called here, as text: one of them in sentences, several in lines."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,6 +174,7 @@ def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: 
         and not answer.stranger
         and not answer.fault
         and not answer.near
+        and not (answer.is_decided and answer.value is True)
         and answer.row.settings[0] not in ours
         and not is_python(answer.row.settings[0])
     ]
@@ -321,6 +322,7 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         given = won and {setting: ours for setting, ours in won.items() if ours is not LEFT_OUT}
         settings_of_row = list(rows[0].settings if settings is None else settings)
         is_said = bool(settings_of_row) and all(setting in claims for setting in settings_of_row)
+        is_said = is_said or (value is True and any(_is_within(claims, each) for each in settings_of_row))
         is_decided = not won and is_said
         meant = [tuple(given)] if len(rows) == 1 and given is not None else [row.settings for row in rows]
         are_read = any(all(is_read(setting, algorithm) for setting in each) for each in meant)
@@ -328,6 +330,11 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         near = None if given is not None or rows[1:] else near_value(rows[0], value)
         answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger, faults[place], near))
     return algorithm, answers
+
+
+def _is_within(claims: Iterable[str], section: str) -> bool:
+    """Return True if a setting in a section is among claims, so that nothing has to switch it on."""
+    return any(setting.startswith(f"{section}.") for setting in claims)
 
 
 def _sentences(place: str, answer: Answer) -> Iterator[str]:

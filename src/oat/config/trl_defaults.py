@@ -12,14 +12,6 @@ LEARNED = ("algorithm", "sampling", "prompts", "learner")
 """The sections that say what is learned."""
 _ASIDE = ("learner.gradient_checkpointing", "algorithm.correction.")
 """Settings in them that change memory alone, or act on another engine there (vLLM)."""
-SEVERAL = 3
-"""Number of fields of TRL's from which on they count as one of its configurations as a whole."""
-
-
-def is_whole(fields: Sequence[str], cls: str) -> bool:
-    """Return True if names that a user gave are so many fields of one of TRL's classes that they are a
-    configuration of its, and not a few names between ours."""
-    return len({*fields} & fields_of(cls).keys()) >= SEVERAL
 
 
 def by_default(cls: str, leaves: Sequence[Leaf], algorithm: str | None, given: Iterable[str] = ()) -> Given:
@@ -34,8 +26,9 @@ def by_default(cls: str, leaves: Sequence[Leaf], algorithm: str | None, given: I
     """
     ours = algorithm or CLASSES[cls]
     fields = {name: what["default"] for name, what in fields_of(cls).items()}
-    if algorithm not in (None, CLASSES[cls]):
-        fields.pop("loss_type", None)  # the user chose another loss by its name here
+    is_own = algorithm not in (None, CLASSES[cls])  # an algorithm of ours has its own loss and advantages
+    if is_own:
+        fields.pop("loss_type", None)
     rows = [rows_of(path, ours) for path, _ in leaves]
     named = {found[0].field for found in rows if found}
     others = [((name,), value) for name, value in fields.items() if name not in named]
@@ -47,6 +40,7 @@ def by_default(cls: str, leaves: Sequence[Leaf], algorithm: str | None, given: I
         name: value
         for name, value in {"algorithm.name": loss, **both}.items()
         if name not in decided and _is_learned(name, value, loss)
+        if not (is_own and name.startswith("algorithm.") and name != "algorithm.prompts")
     }
     if is_endless({**both, **dict.fromkeys(given)}):
         added["learner.schedule_steps"] = ...

@@ -11,9 +11,11 @@ from oat.config.peers.table import family_of
 from oat.config.peers.theirs import CLASSES, class_of
 from oat.config.settings import Config
 from oat.config.translated import Given, Leaf, entry, rows_of, settings_of
-from oat.config.trl_defaults import LEARNED, SEVERAL, by_default, is_whole
+from oat.config.trl_defaults import LEARNED, by_default
 
 _END = "learner.schedule_steps is the number of optimiser steps of the run; with stop.max_steps it is known"
+_SEVERAL = 3
+"""Number of names of a peer's from which on they count as a whole configuration of its."""
 _DEEPEST = 3
 """Largest number of sections within each other that our settings have."""
 _TEMPLATE = {"render.template": "tokenizer"}
@@ -45,15 +47,17 @@ def beside(
     is_ours = any(name.partition(".")[0] in LEARNED and name not in _OPEN for name in given)
     is_mixed = not is_section and is_ours
     its = cls or class_of(names, algorithm) or ""
-    if around is not None and len([row for row in found if row.peer == "verl"]) >= SEVERAL:
+    if around is not None and len([row for row in found if row.peer == "verl"]) >= _SEVERAL:
         said = f"verl puts prompts into the model's chat template: add {_template(place)}"
         return {}, "" if "render.template" in given else said, algorithm
-    if around is None or its not in CLASSES or (not cls and (is_mixed or not is_whole(names, its))):
+    if around is None or its not in CLASSES or (not cls and (is_mixed or len({*names}) < _SEVERAL)):
         return {}, "", algorithm
     own = given.get("algorithm.name")
     own = own if isinstance(own, str) and family_of(own) == family_of(CLASSES[its]) else None
     algorithm = algorithm or CLASSES[its]
     defaults = by_default(its, leaves, own, [name for name in given if name != "algorithm.name" or own])
+    if around.get("oracle", ...) is ... and not is_python(place):
+        defaults["oracle.name"] = ... if CLASSES[its] == "grpo" else "recorded"
     notes = [_END] if "learner.schedule_steps" in defaults else []
     if "render.template" in given:
         return defaults, "\n".join(notes), algorithm
