@@ -33,7 +33,7 @@ from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
 ROOT = Path(__file__).parents[2]
-FIELDS = Path(__file__).parent / "trl_fields.json"
+FIELDS = ROOT / "src" / "oat" / "config" / "peers" / "trl_fields.json"
 TRL: dict[str, dict[str, dict[str, Any]]] = json.loads(FIELDS.read_text(encoding="utf-8"))
 SHARED = "TrainingArguments"
 ALGORITHM = {"GRPO": "grpo", "DPO": "dpo", "Reward": "reward_model", "SFT": "sft"}
@@ -298,7 +298,7 @@ def test_the_arguments_of_trls_trainer_are_all_named_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         package.Trainer(**given, peft_config=object(), nothing=1)
     together, other, missing = re.split(r"\n(?=oat)", str(refused.value))
-    assert together.startswith("oat.Trainer(reward_funcs=...): ")
+    assert together.startswith("oat.Trainer(args=...): ")
     assert other.startswith("oat.Trainer(nothing=...): ")
     assert "oracle=..., prompts=..." in missing
     for expected in ("oracle=max", "prompts:", '"samples": 4', "model.lora", "use_vllm"):

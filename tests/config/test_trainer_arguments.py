@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 import oat as package
+from oat.config.copied import MARK
 from oat.config.load import load_tree
 from oat.config.peers.batches import rounded, undivided
 from oat.config.peers.objects import Named, plain
@@ -34,10 +35,11 @@ def refused(**given: Any) -> str:
 
 
 def to_copy(message: str) -> dict[str, Any]:
-    """Return the arguments that a message says to write."""
+    """Return the arguments that a message says to write, but for TRL's defaults."""
     said = message.partition("\nwrite")[2].partition("\ndocs/")[0]
+    said = "\n".join(line for line in said.splitlines() if not line.endswith(MARK))
     given: dict[str, Any] = eval(f"dict({said[said.index(':') + 1 :]})", globals())
-    return given
+    return {name: section for name, section in given.items() if section != {}}
 
 
 class Attributes:

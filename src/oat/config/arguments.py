@@ -19,7 +19,7 @@ def faults(given: Mapping[str, Any], unknown: Mapping[str, Any], known: Sequence
         known: the names of all arguments that there are.
     """
     from oat.config.load import algorithm_in
-    from oat.config.unknown import described, described_object, sections_of
+    from oat.config.unknown import SECTIONS_OF_ARGUMENTS, described, described_object, sections_of
 
     algorithm = algorithm_in(given)
     objects = [
@@ -33,10 +33,11 @@ def faults(given: Mapping[str, Any], unknown: Mapping[str, Any], known: Sequence
     if has_no_section and len(sections) > 1 and any("model" in each for each in sections):
         listed["model"] = given["model"]  # what can be copied then has the model's path
     groups = ([listed] if listed else []) + [{name: unknown[name]} for name in unknown if name not in listed]
+    around = {**given, **unknown}
     return objects + [
-        described(f"oat.Trainer({first}=...)", (first,), sorted(known), "", group, algorithm)
+        described(f"oat.Trainer({first}=...)", (first,), sorted(known), "", group, algorithm, around)
         for group in groups
-        for first in [*group][:1]
+        for first in sorted(group, key=lambda name: name not in SECTIONS_OF_ARGUMENTS)[:1]
     ]
 
 

@@ -114,7 +114,10 @@ def convert(
             options[key] = value
         else:
             unknown = {str(name): data[name] for name in data if name not in fields}
-            raise unknown_field((*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm)
+            tree = data if cls is Config else None
+            raise unknown_field(
+                (*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm, around=tree
+            )
     if "options" in fields:
         values["options"] = options
     for name in needed:
@@ -162,6 +165,7 @@ def unknown_field(
     *,
     unknown: Mapping[str, Any] | None = None,
     algorithm: str | None = None,
+    around: Mapping[str, Any] | None = None,
 ) -> ConfigError:
     """Return the error about a field that nothing reads, with the message of `oat.config.unknown`.
 
@@ -171,11 +175,12 @@ def unknown_field(
         hint: text that follows the field's name in the message.
         unknown: the unknown fields of its section, with their values; None: their values are not known.
         algorithm: name of the run's algorithm; None: not known.
+        around: the whole tree if the section is the tree itself; None: it is another one.
     """
     from oat.config.unknown import described
 
     names = sorted(name for name in valid if name != "options")
-    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm))
+    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm, around))
 
 
 def algorithm_in(tree: Any) -> str | None:

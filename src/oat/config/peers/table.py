@@ -14,7 +14,9 @@ The rows are in the files `*.csv` beside this module, with `|` between the colum
   itself, `*-1` one less, `*/s` a number of optimiser steps in steps of the run, `...` a value that the user
   has to choose, and `-` a setting that is left out whatever other names say. `x.y?=B` gives way to what
   another name says. Empty: it has to be worked out, as the remark says;
-* remark: one sentence on what differs, or why there is no such setting.
+* remark: one sentence on what differs, or why there is no such setting;
+* told: the values for which what differs must be known to use ours, so that it stands beside it in a list of
+  several names: `*` any, `~` one that our setting has not, `!A` all but A, `A; B` these. Empty: none.
 
 Only this module reads the files, and only when somebody asks.
 """
@@ -100,6 +102,25 @@ class Row:
     settings: tuple[str, ...]
     conversion: str
     remark: str
+    told: str = ""
+
+    def is_told(self, value: Any, ours: Mapping[str, Any]) -> bool:
+        """Return True if a list of several names says what differs for a value, which became our settings."""
+        if self.told in ("*", "~"):
+            return self.told == "*" or value not in ours.values()
+        if self.told.startswith("!"):
+            return not _is_value(self.told[1:], value)
+        return any(_is_value(each, value) for each in self.told.split("; ") if each)
+
+    def named(self) -> list[Any]:
+        """Return the values that the conversion names."""
+        known = [entry.split(" -> ")[0] for entry in self.conversion.split("; ") if " -> " in entry]
+        return [_value(key) for key in known if key not in UNNAMED]
+
+    def takes_any(self) -> bool:
+        """Return True if a value that the conversion does not name may become ours too."""
+        keys = {entry.split(" -> ")[0] for entry in self.conversion.split("; ")}
+        return self.conversion in ("=", "whole") or not keys.isdisjoint(UNNAMED)
 
     def converted(self, value: Any, algorithm: str | None = None) -> dict[str, Any] | None:
         """Return our settings for a value of the peer's. Empty: the value needs no setting. None: the value
@@ -272,6 +293,7 @@ def _read(file: str, peer: str) -> list[Row]:
                 tuple(row["settings"].split() if "(" not in row["settings"] else [row["settings"]]),
                 row["conversion"],
                 row["remark"],
+                row.get("told") or "",
             )
             for row in csv.DictReader(lines, delimiter="|", quoting=csv.QUOTE_NONE, restkey="more")
         ]
