@@ -1,19 +1,15 @@
 """Write docs/names.md from the tables of names in `src/oat/config/peers`: `python tests/names_page.py`."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from oat.config.copied import tree_of
 from oat.config.peers.table import Row, rows, values
-from oat.config.settings import LearnerConfig, PromptsConfig, SamplingConfig
-from oat.config.translated import settings_of, tree_of
-from oat.plugins.registry import ALGORITHMS
+from oat.config.peers.theirs import CLASSES, trl_fields, versions
+from oat.config.trl_defaults import LEARNED, by_default
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
-FIELDS = Path(__file__).parent / "config" / "trl_fields.json"
-VERSIONS = {"OpenRLHF": "0.11.2", "verl": "0.9.1"}
 SAID = {"*": "it", "*-1": "it - 1", "*/s": "it / (`algorithm.epochs` x `algorithm.minibatches`), rounded up"}
 """How the right side of a conversion reads."""
 INTRODUCTION = """# Names of TRL, OpenRLHF and verl
@@ -124,10 +120,11 @@ run_dir: runs/ported
 """
 DEFAULTS = """## TRL's defaults
 
-To train as TRL {trl} does by default, on one device, write this. Settings with equal defaults are left out,
-and those that change memory, speed or files alone. Replace `learner.schedule_steps`, which is
-`prompts.epochs` x records / `algorithm.prompts` optimiser steps, here of {records:,} records. No setting has
-these differences:
+To train as TRL {trl} does by default, on one device, write this. The message about a whole configuration of
+TRL's, such as `args=GRPOConfig(...)` or a file with its fields, adds the settings that are not in it to the
+block to copy, and marks them. Settings with equal defaults are left out, and those that change memory, speed
+or files alone. Replace `learner.schedule_steps`, which is `prompts.epochs` x records / `algorithm.prompts`
+optimiser steps, here of {records:,} records. No setting has these differences:
 
 * A linear schedule falls to 0 there, and to a tenth of the rate here.
 * The KL to the reference (`beta`, off by default) is unbiased there: write `algorithm.kl_unbiased: true`
@@ -138,12 +135,6 @@ these differences:
 """
 RECORDS = 1000
 """Number of records for which the page has the steps of a schedule."""
-LEARNED = {"algorithm": None, "sampling": SamplingConfig, "prompts": PromptsConfig, "learner": LearnerConfig}
-"""The sections that say what is learned, with their classes."""
-ASIDE = ("learner.gradient_checkpointing", "algorithm.correction.")
-"""Settings in them that change memory alone, or act on another engine there (vLLM)."""
-CLASSES = {"GRPOConfig": "grpo", "DPOConfig": "dpo", "RewardConfig": "reward_model", "SFTConfig": "sft"}
-"""Our algorithm for each of the classes whose defaults the page has."""
 HEADS = {
     "TrainingArguments": "## TRL: fields of every configuration\n\nTRL {trl} with transformers "
     "{transformers}. Its configurations inherit these fields of `TrainingArguments`.",
@@ -156,49 +147,34 @@ HEADS = {
     "ModelConfig": "## TRL: flags of its scripts\n\nThe fields of `ModelConfig` and `ScriptArguments`.",
     "OpenRLHF": "## OpenRLHF\n\nOpenRLHF {openrlhf}; `older`: names before its flags had dots.",
     "verl": "## verl\n\nverl {verl}.",
+    "peft": "## peft\n\nThe fields of its `LoraConfig`, which may also stand in a section `lora`.",
     "": "## Names in common use",
     "values": "## Values\n\nValues of other libraries in a setting of ours.",
 }
 
 
 def page() -> str:
-    versions = {**json.loads(FIELDS.read_text(encoding="utf-8"))["versions"]}
-    versions |= {name.lower(): version for name, version in VERSIONS.items()}
-    parts = [INTRODUCTION, PORTED, DEFAULTS.format(**versions, records=RECORDS)]
+    known = {name.lower(): version for name, version in versions().items()}
+    known["transformers"] = trl_fields()["versions"]["transformers"]
+    parts = [INTRODUCTION, PORTED, DEFAULTS.format(**known, records=RECORDS)]
     parts += [f"### {cls}\n\n```yaml\n{block(cls)}```\n" for cls in CLASSES]
     for head, title in HEADS.items():
         has_groups = head in ("trainers", "ModelConfig", "OpenRLHF")
-        parts += [title.format(**versions) + "\n", *table(of(head), has_groups, head == "values"), ""]
+        parts += [title.format(**known) + "\n", *table(of(head), has_groups, head == "values"), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def block(cls: str) -> str:
     """Return the YAML of a run that trains as one of TRL's classes does by default."""
     algorithm = CLASSES[cls]
-    fields = json.loads(FIELDS.read_text(encoding="utf-8"))
-    fields = {**fields["TrainingArguments"], **fields[cls]}
-    ours = settings_of([((name,), what["default"]) for name, what in fields.items()], algorithm)
-    steps = ours["prompts.epochs"] * RECORDS // ours["algorithm.prompts"]
-    ours = {"algorithm.name": algorithm, **ours, "learner.schedule_steps": steps}
+    ours = by_default(cls, [], None)
+    ours["learner.schedule_steps"] = ours["prompts.epochs"] * RECORDS // ours["algorithm.prompts"]
     oracle = "reward.py:reward" if algorithm == "grpo" else "recorded"
     given = {"model.path": "org/name", "oracle.name": oracle, "prompts.path": f"{cls[:-6].lower()}.jsonl"}
-    given |= {name: value for name, value in ours.items() if is_learned(name, value, algorithm)}
+    given |= ours
     order = [*("model", "oracle"), *LEARNED]
     tree = tree_of(dict(sorted(given.items(), key=lambda pair: order.index(pair[0].partition(".")[0]))))
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
-
-
-def is_learned(setting: str, value: Any, algorithm: str) -> bool:
-    """Return True if a setting decides what is learned and its value is not our default."""
-    section, *names = setting.split(".")
-    if setting == "algorithm.name":
-        return True
-    if section not in LEARNED or setting.startswith(ASIDE) or value is ...:
-        return False
-    found: Any = LEARNED[section] or ALGORITHMS[algorithm].Config()
-    for name in names:
-        found = getattr(found, name)
-    return bool(found != (tuple(value) if isinstance(value, list) else value))
 
 
 def of(head: str) -> list[Row]:
@@ -209,7 +185,7 @@ def of(head: str) -> list[Row]:
         return [row for row in rows() if row.groups[0].endswith("Trainer")]
     if head == "ModelConfig":
         return [row for row in rows() if row.groups[0] in ("ModelConfig", "ScriptArguments")]
-    if head in ("OpenRLHF", "verl", ""):
+    if head in ("OpenRLHF", "verl", "peft", ""):
         return [row for row in rows() if row.peer == head]
     known = [row for row in rows() if row.peer == "TRL"]
     return [row for row in known if head in [group.partition(":")[0] for group in row.groups]]
@@ -239,7 +215,9 @@ def written(row: Row) -> str:
     texts = []
     for entry in row.conversion.split("; ") if row.conversion else []:
         there, ours = entry.split(" -> ")
-        name = {"*": "others" if texts else "any", "whole": "whole numbers"}.get(there, f"`{there}`")
+        name = {"*": "others" if texts else "any", "whole": "whole numbers", "list": "a list"}.get(
+            there, f"`{there}`"
+        )
         if ours == "=":
             texts.append(f"{name} → the same" if texts else "the same")
         else:

@@ -7,7 +7,8 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,19 @@ from oat.tracking.sinks import FILES
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 PART_FIELDS = Path(__file__).parent.parent / "src" / "oat" / "config" / "part_fields.py"
 PART_FIELDS_HEAD = '''\
-"""The names of the settings of our algorithms and engines, which messages propose. This list is made from
-their classes by `python tests/settings_page.py`, so that a message does not import them."""
+"""The names and defaults of the settings of our algorithms and engines, which messages propose. This list is
+made from their classes by `python tests/settings_page.py`, so that a message does not import them."""
 
-PART_FIELDS = {
+from typing import Any
+
+PART_FIELDS: dict[str, dict[str, Any]] = {
+'''
+DEFAULTS_TAIL = '''
+}
+"""For each section the names of its fields, with the default that most of the parts have; `...` is a section.
+In a section that is null by default the fields have the defaults that they get if it is there."""
+
+OTHER_DEFAULTS: dict[str, dict[str, Any]] = {
 '''
 READERS_TAIL = '''
 )
@@ -44,7 +54,9 @@ In the texts, `None` is `null` in the file.
 
 The sections `algorithm`, `oracle`, `engine` and `explorer` choose a part by the field `name`, which may be
 `path/to/file.py:Name` or `package.module:Name` for a part of your own. The fields of the part are written in
-the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer.
+the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer. Such a
+section may also be the name alone, as in `algorithm: grpo` or `--algorithm grpo`; `model` and `prompts` may
+be their `path` alone.
 """
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
 
@@ -114,36 +126,53 @@ def page() -> str:
 
 
 def part_fields() -> str:
-    """Return the module with the dotted names of the settings of parts."""
-    lines = []
+    """Return the module with the dotted names of the settings of parts, and their defaults."""
+    lines, others = [], []
     for section, parts in (("algorithm", ALGORITHMS), ("engine", ENGINES)):
-        names = dict.fromkeys(name for part in parts.values() for name in field_names(part.Config))
-        lines += [f'    "{section}": (', *(f'        "{name}",' for name in names), "    ),"]
+        own = {part: defaults(cls.Config) for part, cls in parts.items()}
+        names = dict.fromkeys(name for found in own.values() for name in found)
+        most = {
+            name: Counter(repr(found[name]) for found in own.values() if name in found).most_common(1)[0][0]
+            for name in names
+        }
+        written = {name: text.replace("Ellipsis", "...").replace("'", '"') for name, text in most.items()}
+        lines += [f'    "{section}": {{', *(f'        "{name}": {text},' for name, text in written.items())]
+        lines.append("    },")
+        for part, found in own.items():
+            its = {name: repr(value) for name, value in found.items() if repr(value) != most[name]}
+            if its:
+                inside = (f'        "{name}": {text},'.replace("'", '"') for name, text in its.items())
+                others += [f'    "{part}": {{', *inside, "    },"]
+    lines += [DEFAULTS_TAIL.strip("\n"), *others]
     readers: dict[str, list[str]] = {}
     for algorithm, part in ALGORITHMS.items():
-        for name in dict.fromkeys(field_names(part.Config)):
+        for name in defaults(part.Config):
             readers.setdefault(name, []).append(algorithm)
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, algorithms in readers.items():
         groups.setdefault(tuple(algorithms), []).append(name)
-    lines += ["}", "", "_READERS = ("]
+    lines += ["}", '"""Defaults of single parts that are others."""', "", "_READERS = ("]
     for algorithms, names in groups.items():
         lines += [f'    """{wrapped(names)}:', f'    {wrapped(algorithms)}""",']
     return PART_FIELDS_HEAD + "\n".join(lines) + READERS_TAIL
 
 
-def wrapped(names: Iterable[str]) -> str:
-    return textwrap.fill(" ".join(names), 100, subsequent_indent="    ")
-
-
-def field_names(cls: type, above: str = "") -> Iterator[str]:
-    """Yield the dotted names of the fields of a class and of its sections."""
+def defaults(cls: type, above: str = "") -> dict[str, Any]:
+    """Return the defaults of the fields of a class and of its sections, by their dotted names."""
+    found: dict[str, Any] = {}
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
-        yield f"{above}{f.name}"
+        value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        is_plain = value is None or isinstance(value, str | int | float | tuple)
+        found[f"{above}{f.name}"] = value if is_plain else ...
         for kind in (hints[f.name], *typing.get_args(hints[f.name])):
             if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-                yield from field_names(kind, f"{above}{f.name}.")
+                found |= defaults(kind, f"{above}{f.name}.")
+    return found
+
+
+def wrapped(names: Iterable[str]) -> str:
+    return textwrap.fill(" ".join(names), 100, subsequent_indent="    ")
 
 
 def inner_sections() -> dict[tuple[str, type], list[str]]:

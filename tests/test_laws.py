@@ -23,7 +23,7 @@ PROTOCOLS = {*(f"oat.{box}.base" for box in BOXES), "oat.engines.kind", "oat.exp
 module may import them."""
 
 MAY_IMPORT = {
-    "__init__": "rundir trainer",
+    "__init__": "config rundir trainer",
     "__main__": "cli",
     "algorithms": "errors explore functional plugins types",
     "blobs": "errors types wire",

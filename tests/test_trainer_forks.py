@@ -205,7 +205,7 @@ def test_commands_go_on_with_a_run_of_python_whose_function_is_named_by_file(
     assert digest_run(tmp_path / "fork") == digest_run(tmp_path / "python")
     (tmp_path / "mine.py").write_text((world.folder / "reward.py").read_text().replace("0.1 *", "0.2 *"))
     for name, words in (
-        ("forbidden", 'oracle.name: "python:reward" in the run'),
+        ("forbidden", 'oracle.name: "python:reward" -> '),
         ("reward", "it has changed since this run last asked it"),
     ):
         capsys.readouterr()

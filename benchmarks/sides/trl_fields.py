@@ -1,6 +1,6 @@
 """Write the fields of TRL's configurations, with their types and defaults, and the arguments of its trainers,
 as JSON. TRL's environment runs it: `.venv-peers/trl/bin/python benchmarks/sides/trl_fields.py
-tests/config/trl_fields.json`.
+src/oat/config/peers/trl_fields.json`.
 
 `TrainingArguments` has every field of transformers' class. A configuration has the fields of its own, and
 those to which it gives another type or default. None of the classes is made, so no default depends on the

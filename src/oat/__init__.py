@@ -6,6 +6,7 @@ oat.load_run("runs/grpo").metrics
 
 import importlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,17 @@ _move_compiler_cache()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used. So `import oat` is quick and does not import torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'oat' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    """Import a public name when it is first used. So `import oat` is quick and does not import torch. The
+    error about a name of another library's class says what to write."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    advice = ""
+    if name.endswith(("Trainer", "Config")):
+        from oat.config.peers.classes import advice_on_class
+
+        advice = advice_on_class(name)
+    message = f"module 'oat' has no attribute {name!r}{advice}"
+    # `from oat import NAME` would put a text of its own in place of an AttributeError's
+    if advice and sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+        raise ImportError(message, name=__name__, path=__file__)
+    raise AttributeError(message)

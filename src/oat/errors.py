@@ -28,6 +28,9 @@ _MAX_ERROR = 300
 _MOST_NAMES, _LONGEST_NAME = 200, 1000
 """Limits of `did_you_mean`: the largest number of names that it lists, and the largest length, in characters,
 of a name for which it seeks a similar name."""
+_FEW_NAMES, _GOOD = 8, 0.75
+"""Number of names that stand behind a similar one in any case, and the ratio of `difflib` from which on more
+names are left out there."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -336,7 +339,7 @@ def many(count: int, noun: str) -> str:
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return a hint that lists the valid names. If a valid name is similar to `name`, the hint begins with
-    the valid name.
+    the valid name, and has the list only if it is short or the similarity is small.
 
     Returns:
         For example "did you mean `beta`? valid: beta, label_smoothing".
@@ -347,4 +350,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     near = [other for other in names if sorted(other) == sorted(name)][:1] or near
     more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
     listed = "valid: " + (", ".join(map(shortened, names[:_MOST_NAMES])) or "none") + more
-    return f"did you mean `{near[0]}`? {listed}" if near else listed
+    if not near:
+        return listed
+    is_good = sorted(near[0]) == sorted(name) or difflib.SequenceMatcher(None, near[0], name).ratio() >= _GOOD
+    return f"did you mean `{near[0]}`?" + (f" {listed}" if not is_good or len(names) <= _FEW_NAMES else "")

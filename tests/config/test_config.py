@@ -9,8 +9,10 @@ import yaml
 from configurations import MINIMAL, OFFLINE, PLAYED, resolved
 from fixtures import World, oat
 
+from oat.build.given import tree_of
 from oat.build.resolve import resolve
 from oat.config.load import dump, load_config, to_yaml
+from oat.config.settings import MAIN_FIELDS
 from oat.errors import ConfigError, ModelError
 
 
@@ -45,6 +47,8 @@ def test_a_file_and_its_defaults(here: Path) -> None:
         (["--evaluation.path", "held_out.jsonl"], "evaluation.path", "held_out.jsonl"),
         (["--checkpoint", "{every: 3}"], "checkpoint.every", 3),
         (["--run_dir", '"1e5"'], "run_dir", "1e5"),
+        (["--algorithm", "dpo"], "algorithm.name", "dpo"),
+        (["--prompts", "other.jsonl"], "prompts.path", "other.jsonl"),
     ],
 )
 def test_flags(here: Path, flags: list[str], name: str, value: Any) -> None:
@@ -53,6 +57,20 @@ def test_flags(here: Path, flags: list[str], name: str, value: Any) -> None:
         found = getattr(found, part)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_a_section_may_be_its_main_field_alone(here: Path) -> None:
+    """A file may give the value alone where `oat.Trainer` takes it, and a flag adds fields to it."""
+    short = "model: models/tiny\nprompts: train.jsonl\noracle: exact_match\nalgorithm: grpo\n"
+    (here / "short.yaml").write_text(f"{short}stop: {{max_steps: 3}}\n", encoding="utf-8")
+    flags = [
+        *("--run_dir", "runs/run", "--sampling.max_new_tokens", "8", "--learner.learning_rate", "5e-4"),
+        *("--algorithm.prompts", "4", "--algorithm.samples", "2", "--engine", "torch", "--explorer", "none"),
+    ]
+    assert resolved("short.yaml", *flags) == resolved("run.yaml")
+    assert load_config("short.yaml")[1]["algorithm", "name"] == "short.yaml:4"
+    from_python = tree_of(*"xxxx", {"engine": "x", "explorer": "x"})
+    assert {from_python[name][field] for name, field in MAIN_FIELDS.items()} == {"x"}
 
 
 def test_numbers_as_people_write_them(here: Path) -> None:

@@ -2,13 +2,14 @@
 
 import ast
 import contextlib
-import json
 import re
 from typing import Any
 
 import names_page
 
-from oat.config.translated import settings_of, translated, tree_of
+from oat.config.copied import tree_of
+from oat.config.peers.theirs import trl_fields
+from oat.config.translated import settings_of, translated
 from oat.config.yaml_text import Loader
 
 KINDS = ("py", "python", "yaml")
@@ -38,7 +39,7 @@ def test_the_ported_script_is_what_the_tables_say() -> None:
     """The settings of TRL's script on the page, and TRL's defaults beside them, are those of both of ours."""
     page = names_page.PAGE.read_text(encoding="utf-8")
     theirs, python, file = (re.search(rf"^```{kind}\n(.*?)^```", page, re.S | re.M)[1] for kind in KINDS)
-    fields = json.loads(names_page.FIELDS.read_text(encoding="utf-8"))
+    fields = trl_fields()
     given = keywords(theirs, "GRPOConfig")
     defaults = {name: fields[cls][name]["default"] for cls, name in LEARNED_BY_DEFAULT}
     ours = settings_of([((name,), value) for name, value in {**defaults, **given}.items()], "grpo")

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ from shaped import made, prepared
 
 import oat as package
 from oat.build.resolve import resolve
+from oat.config.copied import MARK
 from oat.config.load import load_tree
-from oat.config.peers.table import Row, family_of, rows
+from oat.config.peers.table import UNNAMED, Row, family_of, rows
+from oat.config.peers.theirs import trl_fields
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS
 
-TRL: dict[str, dict[str, dict[str, Any]]] = json.loads(
-    (Path(__file__).parent / "trl_fields.json").read_text(encoding="utf-8")
-)
+TRL = trl_fields()
 FAMILIES = {"GRPO": "grpo", "ppo": "grpo", "DPO": "dpo", "dpo": "dpo", "SFT": "sft", "sft": "sft"}
 FAMILIES |= {"Reward": "reward_model", "rm": "reward_model"}
 """Our algorithm for the beginning of a group's name."""
@@ -32,6 +31,7 @@ CHOSEN: dict[str, Any] = {
     "evaluation.oracle": "exact_match",
     "evaluation.every": 5,
     "model.lora": {},
+    "model.lora.targets": ["q_proj"],
     "algorithm.kl_coef": 0.1,
     "algorithm.kl_reward_coef": 0.1,
     "algorithm.kl_target": 0.1,
@@ -64,7 +64,7 @@ def values_of(row: Row) -> Iterator[Any]:
     """Yield the values that a row names, and TRL's default of its field."""
     for entry in row.conversion.split("; ") if " -> " in row.conversion else []:
         key = entry.split(" -> ")[0]
-        if key not in ("*", "whole"):
+        if key not in UNNAMED:
             try:
                 yield json.loads(key)
             except ValueError:
@@ -103,7 +103,7 @@ def check(row: Row) -> None:
         for value in values_of(row):
             ours = row.converted(value, algorithm)
             assert not ours or not refusal(ours, algorithm), (row, value, refusal(ours, algorithm))
-        takes_any = row.conversion in ("=", "whole") or "*" in row.conversion
+        takes_any = row.conversion in ("=", "whole") or "*" in row.conversion or "list -> " in row.conversion
         if takes_any and row.settings[0] not in ("oat.Trainer(callbacks)", "model.adapter"):
             given = [row.converted(value, algorithm) for value in SAMPLES]
             said = [refusal(ours, algorithm) if ours else "" for ours in given]
@@ -195,13 +195,18 @@ class DPOConfig:
     label_smoothing: float = 0.0
 
 
-def copied(args: Any, algorithm: str = "grpo") -> dict[str, Any]:
-    """Return what the message about TRL's arguments says to write in Python."""
+DPOConfig.__module__ = "trl.trainer.dpo_config"
+
+
+def copied(args: Any, algorithm: str = "grpo", *, with_defaults: bool = False) -> dict[str, Any]:
+    """Return what the message about TRL's arguments says to write in Python, and TRL's defaults if asked."""
     with pytest.raises(ConfigError) as refused:
         package.Trainer(
             model="m", oracle="exact_match", prompts="p", args=args, algorithm={"name": algorithm}
         )
     said = str(refused.value).partition("\nwrite")[2].partition("\ndocs/")[0]
+    lines = said.splitlines()
+    said = "\n".join(line for line in lines if with_defaults or not line.endswith(MARK))
     given: dict[str, Any] = eval(f"dict({said[said.index(':') + 1 :]})", {})
     chosen = re.match(r" \(choose (.*?)(, and work| yourself)", said)
     for setting in chosen[1].split(", ") if chosen else []:
@@ -210,7 +215,9 @@ def copied(args: Any, algorithm: str = "grpo") -> dict[str, Any]:
         for section in sections:
             inner = inner.setdefault(section, {})
         inner.setdefault(last, ...)
-    return given
+    if not with_defaults:
+        given.get("learner", {}).pop("schedule_steps", None)
+    return {name: section for name, section in given.items() if section != {}}
 
 
 SCORES = ((1.0, 4.0, 0.5), (2.0, 2.5, 9.0), (0.0, 1.0, 0.25))

@@ -468,12 +468,12 @@ CODE_OF_USERS = {
 
 SHAPES = {
     "an oracle that is no section": wrong(
-        ("oracle:\n  name: reward.py:reward", "oracle: reward.py:reward"),
-        said=("@oracle:", 'write `oracle: {name: "reward.py:reward"}`'),
+        ("oracle:\n  name: reward.py:reward", "oracle: [reward.py:reward]"),
+        said=("@oracle:", "expected fields of oracle, got ["),
     ),
     "an algorithm that is no section": wrong(
-        ("algorithm:\n  name: grpo\n  prompts: 4\n  samples: 2", "algorithm: grpo"),
-        said=("@algorithm:", 'write `algorithm: {name: "grpo"}`'),
+        ("algorithm:\n  name: grpo\n  prompts: 4\n  samples: 2", "algorithm: 3"),
+        said=("@algorithm:", "expected fields of algorithm, got 3; write `field: value`"),
     ),
     "a stop that is a number": wrong(
         ("stop:\n  max_steps: 2", "stop: 2"),

@@ -17,7 +17,7 @@ import torch
 
 from oat.build.directory import claim
 from oat.build.fingerprints import GIVEN
-from oat.config.load import algorithm_in, unknown_field
+from oat.config.arguments import faults
 from oat.config.settings import DEFAULT_PARTS, Config
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
@@ -197,23 +197,13 @@ def check_arguments(needed: Mapping[str, Any], algorithm: Any, sections: Mapping
         sections: every other section and field.
 
     Raises:
-        ConfigError: an argument is missing or unknown. Each unknown one has its own line in the message.
+        ConfigError: an argument is missing or unknown, or has an object of another library's. Unknown ones
+            are answered together, as the fields of a file are.
     """
     known = [f.name for f in fields(Config)]
-    name = algorithm_in({"algorithm": algorithm})
-    lines = [
-        str(
-            unknown_field(
-                (argument,),
-                known,
-                {(argument,): f"oat.Trainer({argument}=...)"},
-                unknown={argument: value},
-                algorithm=name,
-            )
-        )
-        for argument, value in sections.items()
-        if argument not in (*known, "router")
-    ]
+    unknown = {argument: value for argument, value in sections.items() if argument not in (*known, "router")}
+    others = {name: value for name, value in sections.items() if name not in unknown}
+    lines = faults({**needed, "algorithm": algorithm, **others}, unknown, known)
     missing = [argument for argument, value in needed.items() if value is ...]
     if lines or missing:
         asked = f"oat.Trainer: give {', '.join(f'{argument}=...' for argument in missing)} (docs/python.md)"

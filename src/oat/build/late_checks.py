@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from oat.build.cross_checks import plausible
 from oat.build.cross_checks.all_sections import message_of
 from oat.build.parts import part_checks, run_facts
 from oat.build.resolved import Resolved
@@ -35,7 +36,7 @@ def check_with_inputs(
     resolved: Resolved, run_inputs: RunInputs, dearest: Price | None, *, is_begun: bool
 ) -> None:
     """Make the checks of parts once more, with all facts of the run. These are also the checks that
-    `check_settings` left out.
+    `check_settings` left out. Warn of values that are hardly meant.
 
     Args:
         dearest: the highest price of a question, as `dearest_question` returns it; None: it is not known,
@@ -45,7 +46,8 @@ def check_with_inputs(
     Raises:
         ConfigError: a setting is refused. The message names its place and its field, and says what to do.
     """
-    for check in part_checks(resolved.config, _all_facts(resolved, run_inputs, dearest)):
+    of_parts = part_checks(resolved.config, _all_facts(resolved, run_inputs, dearest))
+    for check in (*of_parts, *plausible.values(resolved)):
         if not check.is_wrong or (is_begun and check.refuses == "never"):
             continue
         if not is_begun and check.refuses != "never":

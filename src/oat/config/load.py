@@ -8,7 +8,6 @@ proposes similar fields that exist (`unknown_field`).
 import dataclasses
 import datetime
 import functools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from oat.config.settings import DEFAULT_PARTS, Config
+from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
 from oat.config.yaml_text import Loader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
 from oat.files import is_utf8, seen, start
@@ -36,7 +35,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
     Args:
         path: the YAML file.
         overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true. `--model DIR` is
-            short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
+            short for `--model.path DIR`, `--algorithm dpo` for `--algorithm.name dpo` (`MAIN_FIELDS`), and
+            `--serialise` for `--compute.serialise`.
 
     Raises:
         ConfigError: the file or a flag cannot be read, or a field is unknown, missing or ill-typed. The
@@ -52,8 +52,8 @@ def load_tree(
     `origins` are changed."""
     for flag, name, text in _flags(overrides):
         value = _parse(flag, text)
-        place = ["model", "path"] if name == "model" and isinstance(value, str) else name.split(".")
-        _set(tree, place, value, flag, origins)
+        is_short = name in MAIN_FIELDS and isinstance(value, str)
+        _set(tree, [name, MAIN_FIELDS[name]] if is_short else name.split("."), value, flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / Path(path).stem))
     return _converted(tree, origins), origins
 
@@ -99,14 +99,9 @@ def convert(
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if not isinstance(data, Mapping):
-        is_first = bool(path and needed) and isinstance(data, str)
-        hint = (
-            f"`{path[-1]}: {{{needed[0]}: {json.dumps(data)}}}`"
-            if is_first
-            else "`field: value` lines below it"
-        )
         raise ConfigError(
-            f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}"
+            f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write "
+            "`field: value` lines below it"
         )
     if cls is Config:
         data, algorithm = _without_router(data, origins), algorithm_in(data)
@@ -119,7 +114,10 @@ def convert(
             options[key] = value
         else:
             unknown = {str(name): data[name] for name in data if name not in fields}
-            raise unknown_field((*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm)
+            tree = data if cls is Config else None
+            raise unknown_field(
+                (*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm, around=tree
+            )
     if "options" in fields:
         values["options"] = options
     for name in needed:
@@ -167,6 +165,7 @@ def unknown_field(
     *,
     unknown: Mapping[str, Any] | None = None,
     algorithm: str | None = None,
+    around: Mapping[str, Any] | None = None,
 ) -> ConfigError:
     """Return the error about a field that nothing reads, with the message of `oat.config.unknown`.
 
@@ -176,11 +175,12 @@ def unknown_field(
         hint: text that follows the field's name in the message.
         unknown: the unknown fields of its section, with their values; None: their values are not known.
         algorithm: name of the run's algorithm; None: not known.
+        around: the whole tree if the section is the tree itself; None: it is another one.
     """
     from oat.config.unknown import described
 
     names = sorted(name for name in valid if name != "options")
-    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm))
+    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm, around))
 
 
 def algorithm_in(tree: Any) -> str | None:
@@ -347,6 +347,10 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
         raise ConfigError(_not_yaml(path, text, error)) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
+    for section, field in MAIN_FIELDS.items():
+        if isinstance(tree.get(section), str):  # `algorithm: grpo`
+            tree[section] = {field: tree[section]}
+            origins[section, field] = origins[section,]
     return tree, origins
 
 

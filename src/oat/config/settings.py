@@ -491,3 +491,7 @@ class Config:
 
 DEFAULT_PARTS = {f.name: f.default.name for f in fields(Config) if isinstance(f.default, Component)}
 """Name of the default part, by section, for sections that may leave out `name`."""
+MAIN_FIELDS = {"model": "path", "prompts": "path"} | dict.fromkeys(
+    ("oracle", "algorithm", "engine", "explorer"), "name"
+)
+"""The sections that may be given as a value alone, each with the field that the value is for."""

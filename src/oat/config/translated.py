@@ -1,32 +1,37 @@
 """What names of other libraries are called here, as text: one of them in sentences, several in lines."""
 
-import json
 import re
-import shlex
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, step_of
+from oat.config.copied import arguments, block, code, is_python, plain
+from oat.config.peers.adapters import ADAPTER, scaled
+from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
+from oat.config.peers.faults import fault_of, near_value
+from oat.config.peers.rewards import REWARDS, oracle_of
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
-from oat.config.yaml_text import tree_to_yaml
-from oat.errors import shortened
+from oat.config.peers.theirs import version_of, versions
 
-PYTHON = "oat.Trainer"
-"""Begins the places of arguments that were given from Python."""
 _MOST_LINES = 60
 """Largest number of fields that a message translates."""
 _WIDEST = 36
 """Largest number of characters before an arrow that is aligned with the others."""
 _COMPARES = re.compile(r"\b[Hh]ere\b|\b[Tt]here\b(?! (?:is|are|was|were)\b)")
 _OF_DEFAULTS = re.compile(r"^[Tt]he default|\bby default\b")
-_ONE_DEVICE = "  (on one device)"
+_ONE_DEVICE = "on one device"
 _DEFAULTS = "; what TRL does by default, and differs here: docs/names.md#trls-defaults"
+_MARKED = (
+    "; a line with `TRL's default` is what TRL does without being told, and differs here: "
+    "docs/names.md#trls-defaults"
+)
 Leaf = tuple[tuple[str, ...], Any]
 """A field with the sections around it, and its value."""
 Given = dict[str, Any]
 """Our settings and their values; `...` is a value that the user has to choose."""
+Together = dict[str, tuple[Given, str, str]]
+"""Settings that several fields decide together, by each of these fields: the settings, for all fields but the
+first none; a remark; and the name of the first field."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class Answer:
         given: our settings, without those that another field decides; None: they have to be worked out.
         is_decided: True if other fields decide about all of its settings.
         stranger: the run's algorithm, if it does not read what any of the rows names; "": it does.
+        fault: what is wrong with the value's type; "": nothing.
+        near: the value that the user may have meant; None: the value is not similar to one.
+        rounded: how its number was rounded; "": it was not.
     """
 
     row: Row
@@ -47,6 +55,25 @@ class Answer:
     given: Given | None
     is_decided: bool = False
     stranger: str = ""
+    fault: str = ""
+    near: str | None = None
+    rounded: str = ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a message has beside the names that the tables have.
+
+    Attributes:
+        defaults: our settings for what a peer decides by default, which the user did not set.
+        guesses: for each name that no table has, its value and the name that the user may have meant: one of
+            a peer's, or one of ours with its section.
+        note: a line on what nobody can tell from the names.
+    """
+
+    defaults: Given = field(default_factory=dict)
+    guesses: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    note: str = ""
 
 
 def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
@@ -55,7 +82,13 @@ def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
     return tuple(row for row in find(path, algorithm) if row.settings != (own,))
 
 
-def translated(place: str, leaves: Sequence[Leaf], algorithm: str | None, cls: str | None = None) -> str:
+def translated(
+    place: str,
+    leaves: Sequence[Leaf],
+    algorithm: str | None,
+    cls: str | None = None,
+    beside: Beside = Beside(),
+) -> str:
     """Return what fields are called here: one of them in sentences, several in lines, with what can be copied
     at the end. What several fields say about one setting is worked out together.
 
@@ -64,40 +97,68 @@ def translated(place: str, leaves: Sequence[Leaf], algorithm: str | None, cls: s
         leaves: fields that a table has.
         algorithm: name of the run's algorithm; None: not known.
         cls: name of the class of a peer's whose fields they are; None: of none.
+        beside: what else the message has.
     """
     algorithm, answers = _answers(leaves, algorithm)
-    if len(answers) == 1 and not cls:
-        return " ".join(_sentences(place, answers[0])).rstrip(".")
-    together = _together(answers, algorithm)
+    peers = [peer for peer in versions() if any(each.row.peer == peer for each in answers)]
+    of = f" ({', '.join(map(version_of, peers))})" if peers else ""
+    together = _together(answers, algorithm, is_python=is_python(place))
+    if len(answers) == 1 and not cls and not beside.guesses and not together.keys() & REWARDS:
+        return " ".join(_sentences(place, answers[0])).rstrip(".") + of
     ours_of_class = _of_class(cls, answers)
-    lines = [(f"{cls}", _entry(place, ours_of_class))] if ours_of_class else []
-    lines += [_line(place, answer, together) for answer in answers]
+    lines = [(f"{cls}", entry(place, ours_of_class))] if ours_of_class else []
+    ours = _worked_out(answers, together, ours_of_class)
+    marked = [name for name in beside.defaults if name not in ours]
+    ours |= {name: beside.defaults[name] for name in marked}
+    if is_python(place) and algorithm and any(name.startswith("algorithm.") for name in ours):
+        ours = {"algorithm.name": algorithm, **ours}  # an argument replaces the default `grpo`
+    lines += [_line(place, answer, together, ours) for answer in answers]
+    lines += [
+        (_named(place, name, value), _guessed(place, value, meant, algorithm))
+        for name, (value, meant) in beside.guesses.items()
+    ]
     wide = min(max(len(name) for name, _ in lines), _WIDEST)
     texts = [f"\n  {name:{wide}} -> {text}" for name, text in lines[:_MOST_LINES]]
     more = f"\n  ... and {len(lines) - _MOST_LINES} more" if lines[_MOST_LINES:] else ""
-    ours = _worked_out(answers, together, ours_of_class)
-    copy = _to_copy(place, ours, _open_names(answers, together, ours))
-    end = f"\ndocs/names.md says more{_DEFAULTS if any(each.row.peer == 'TRL' for each in answers) else ''}"
-    return f"here these names are:{''.join(texts)}{more}{copy}{end}"
+    wrong = [answer.row.field for answer in answers if answer.fault or answer.near] + [*beside.guesses]
+    copy = _to_copy(place, ours, marked, _open_names(answers, together, ours), wrong)
+    note = f"\n{beside.note}" if beside.note else ""
+    defaults = _MARKED if marked else _DEFAULTS if "TRL" in peers else ""
+    end = f"\ndocs/names.md says more{of}{defaults}" if answers else ""
+    return f"here these names are:{''.join(texts)}{more}{copy}{end}{note}"
 
 
 def settings_of(leaves: Sequence[Leaf], algorithm: str) -> Given:
     """Return our settings for fields of a peer's, as far as they can be worked out; `...` is a value that the
     user has to choose. A field that no table has gives none."""
     chosen, answers = _answers([leaf for leaf in leaves if rows_of(leaf[0], algorithm)], algorithm)
-    return _worked_out(answers, _together(answers, chosen), {})
+    return _worked_out(answers, _together(answers, chosen, is_python=False), {})
 
 
-def _together(answers: Sequence[Answer], algorithm: str | None) -> dict[str, Given]:
-    """Return settings that several fields of TRL decide together, by the first of these fields. The other
-    ones have none."""
-    given = {answer.row.field: answer.value for answer in answers if answer.row.peer == "TRL"}
-    step = step_of(given, algorithm) if family_of(algorithm) else None
-    found: dict[str, Given] = {}
-    for names, ours in ((SIZES, step), (tuple(BETAS), betas(given))):
+def faulty(leaves: Sequence[Leaf], algorithm: str) -> set[str]:
+    """Return the settings about which fields of a peer's say something that has to be worked out."""
+    _, answers = _answers([leaf for leaf in leaves if rows_of(leaf[0], algorithm)], algorithm)
+    return {setting for answer in answers if answer.given is None for setting in answer.row.settings}
+
+
+def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bool) -> Together:
+    """Return the settings that several fields of TRL or peft decide together."""
+    given = {answer.row.field: answer.value for answer in answers if answer.row.peer in ("TRL", "peft")}
+    family = family_of(algorithm)
+    step = step_of(given, algorithm) if family else None
+    faults = {"algorithm.prompts": ...}, undivided(given, algorithm)
+    groups = (
+        (SIZES, faults if faults[1] else step and (step, _ONE_DEVICE)),
+        (tuple(BETAS), (ours, "") if (ours := betas(given)) else None),
+        (REWARDS, oracle_of(given, is_python=is_python)),
+        (ADAPTER, scaled(given)),
+    )
+    found: Together = {}
+    for names, decided in groups:
         first, *others = [name for name in given if name in names] or [""]
-        if first and ours:
-            found |= {first: ours, **{name: {} for name in others}}
+        if first and decided:
+            found[first] = (*decided, first)
+            found |= {name: ({}, "", first) for name in others}
     return found
 
 
@@ -111,15 +172,16 @@ def _of_class(cls: str | None, answers: Sequence[Answer]) -> Given:
     return {setting: value for setting, value in ours.items() if setting not in said}
 
 
-def _worked_out(answers: Sequence[Answer], together: Mapping[str, Given], begin: Given) -> Given:
+def _worked_out(answers: Sequence[Answer], together: Together, begin: Given) -> Given:
     """Return all settings that fields give; a value that the user has to choose is `...`."""
     ours = dict(begin)
     for answer in answers:
-        ours |= {} if answer.others or answer.stranger else together.get(answer.row.field, answer.given or {})
+        given = together[answer.row.field][0] if answer.row.field in together else answer.given or {}
+        ours |= {} if answer.others or answer.stranger else given
     return ours
 
 
-def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: Given) -> list[str]:
+def _open_names(answers: Sequence[Answer], together: Together, ours: Given) -> list[str]:
     """Return the fields with a value whose settings have to be worked out by hand."""
     return [
         answer.row.field
@@ -128,84 +190,110 @@ def _open_names(answers: Sequence[Answer], together: Mapping[str, Given], ours: 
         if answer.row.field not in together
         if answer.row.settings
         and not answer.stranger
+        and not answer.fault
+        and not answer.near
+        and not (answer.is_decided and answer.value is True)
         and answer.row.settings[0] not in ours
         and not is_python(answer.row.settings[0])
     ]
 
 
-def _line(place: str, answer: Answer, together: Mapping[str, Given]) -> tuple[str, str]:
+def _line(place: str, answer: Answer, together: Together, ours: Given) -> tuple[str, str]:
     """Return a field with its value, and what stands behind the arrow. The value of a field that gives no
-    setting is left out, since it may be a secret."""
+    setting is left out, since it may be a secret.
+
+    Args:
+        ours: the settings that all fields give.
+    """
     row = answer.row
     given = answer.given
+    if answer.near:
+        meant = entry(place, row.converted(answer.near) or {})
+        return _named(place, row.field, answer.value), f"did you mean {answer.near}? {meant}".rstrip()
+    if answer.fault:
+        said = f"{', '.join(row.settings)}, but the value {answer.fault}"
+        return _named(place, row.field, answer.value), said
     if answer.others:
         meanings = (
             f"{', '.join(each.settings) or 'nothing'} in {each.groups[0]}" for each in (row, *answer.others)
         )
         return row.field, " or ".join(meanings)
     if row.field in together:
-        given = together[row.field]
-        first = next(name for name, ours in together.items() if ours and _is_beside(name, row.field))
-        entry = _entry(place, given) if given else f"decided with {first}"
-        return _named(place, row.field, answer.value), entry + (
-            _ONE_DEVICE if given and row.field in SIZES else ""
-        )
+        given, remark, first = together[row.field]
+        text = entry(place, given) if given else f"decided with {first}"
+        return _named(place, row.field, answer.value), text + (f"  ({remark})" if remark else "")
     if given:
-        remark = f"{answer.stranger} does not read it" if answer.stranger else _differing(row.remark)
-        return _named(place, row.field, answer.value), _entry(place, given) + (
+        differs = _differing(row.remark, ours) if row.is_told(answer.value, given) else ""
+        remark = f"{answer.stranger} does not read it" if answer.stranger else differs
+        remark = "; ".join(filter(None, (remark, answer.rounded)))
+        return _named(place, row.field, answer.value), entry(place, given) + (
             f"  ({remark})" if remark else ""
         )
     if answer.is_decided:
         return row.field, "said by the other names"
     if given is None and row.settings:
         return row.field, f"{', '.join(row.settings)}: {row.remark}"
-    return row.field, f"no setting{': ' if given is None or not row.settings else ' needed: '}{row.remark}"
+    if row.settings and not row.is_told(answer.value, {}):
+        return row.field, "no setting needed"
+    return row.field, f"no setting{' needed' if row.settings else ''}: {row.remark}"
 
 
-def _is_beside(one: str, other: str) -> bool:
-    """Return True if two fields of TRL decide about the same settings."""
-    return (one in SIZES) == (other in SIZES)
+def _guessed(place: str, value: Any, meant: str, algorithm: str | None) -> str:
+    """Return what stands behind the arrow of a name that no table has."""
+    leaves = [((meant,), value)] if "." not in meant else []
+    _, answers = _answers(leaves, algorithm)
+    return " ".join([f"did you mean {meant}?", *(_line(place, answer, {}, {})[1] for answer in answers)])
 
 
 def _named(place: str, field: str, value: Any) -> str:
     if is_python(place):
-        return f"{field}={_code(value)}"
-    return f"--{field} {_plain(value)}" if place.startswith("--") else f"{field}: {_plain(value)}"
+        return f"{field}={code(value)}"
+    return f"--{field} {plain(value)}" if place.startswith("--") else f"{field}: {plain(value)}"
 
 
-def _entry(place: str, ours: Mapping[str, Any]) -> str:
+def entry(place: str, ours: Mapping[str, Any]) -> str:
     """Return settings as they stand behind an arrow."""
     if is_python(place):
         return arguments(ours)
     if place.startswith("--"):
-        return " ".join(
-            f"--{name} {'...' if value is ... else _plain(value)}" for name, value in ours.items()
-        )
-    return ", ".join(f"{name}: {'...' if value is ... else _plain(value)}" for name, value in ours.items())
+        return " ".join(f"--{name} {'...' if value is ... else plain(value)}" for name, value in ours.items())
+    return ", ".join(f"{name}: {'...' if value is ... else plain(value)}" for name, value in ours.items())
 
 
-def _differing(remark: str) -> str:
-    """Return the first clause of a remark that says how the meaning differs; "": none does."""
+def _differing(remark: str, ours: Given) -> str:
+    """Return the first clause of a remark that says how the meaning differs; "": none does, with all of our
+    settings."""
     clauses = re.split(r"; |\. ", remark.rstrip("."))
-    return next((each for each in clauses if _COMPARES.search(each) and not _OF_DEFAULTS.search(each)), "")
+    found = next((each for each in clauses if _COMPARES.search(each) and not _OF_DEFAULTS.search(each)), "")
+    unless = re.search(r"unless `([a-z_.]+)`", found)
+    above_1 = re.search(r"With `([a-z_.]+)` above 1", found)
+    is_said = (unless and unless[1] in ours) or (above_1 and above_1[1] not in ours)
+    return "" if is_said else found
 
 
-def _to_copy(place: str, ours: Mapping[str, Any], open_names: Sequence[str]) -> str:
-    """Return the settings with known values in a form that can be copied, and the names of the others."""
+def _to_copy(
+    place: str,
+    ours: Given,
+    marked: Sequence[str],
+    open_names: Sequence[str],
+    wrong: Sequence[str],
+) -> str:
+    """Return the settings with known values in a form that can be copied, and the names of the others.
+
+    Args:
+        marked: settings that a peer decides by default.
+        open_names: fields whose settings the user has to work out.
+        wrong: names and fields with values that the user has to correct.
+    """
     known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
     if not known:
         return ""
     left = [name for name in ours if name not in known]
     parts = [f"choose {', '.join(left)}"] if left else []
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
+    parts += [f"correct {', '.join(wrong)}"] if wrong else []
     without = f" ({', and '.join(parts)} yourself)" if parts else ""
-    if is_python(place):
-        block = "".join(f"\n  {name}={_code(value, most=0)}," for name, value in tree_of(known).items())
-    elif place.startswith("--"):
-        block = "\n  " + " ".join(f"--{name} {shlex.quote(_plain(value))}" for name, value in known.items())
-    else:
-        block = "\n" + textwrap.indent(tree_to_yaml(tree_of(known)).rstrip("\n"), "  ")
-    return f"\nwrite{without}:{block}"
+    return f"\nwrite{without}:{block(place, known, marked)}"
 
 
 def advice_on_value(path: tuple[str, ...], value: Any) -> str:
@@ -215,10 +303,6 @@ def advice_on_value(path: tuple[str, ...], value: Any) -> str:
         return ""
     ours = row.converted(value)
     return f"write {_written('', ours)}. {row.remark.rstrip('.')}" if ours else _begun_small(row.remark)
-
-
-def is_python(place: str) -> bool:
-    return place.startswith(PYTHON)
 
 
 def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None, list[Answer]]:
@@ -232,7 +316,11 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         algorithm = name
         found = [(rows_of(path, algorithm), value) for path, value in leaves]
     steps = optimiser_steps({rows[0].field: value for rows, value in found if rows[0].peer == "TRL"})
-    claimed = [rows[0].claimed(value, algorithm, steps) for rows, value in found]
+    faults = [fault_of(rows[0], value) for rows, value in found]
+    claimed = [
+        None if fault else rows[0].claimed(value, algorithm, steps)
+        for (rows, value), fault in zip(found, faults, strict=True)
+    ]
     claims: dict[str, list[tuple[bool, bool, int, int]]] = {}
     for place, settings in enumerate(claimed):
         for setting, (ours, gives_way) in (settings or {}).items():
@@ -245,17 +333,32 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         given = won and {setting: ours for setting, ours in won.items() if ours is not LEFT_OUT}
         settings_of_row = list(rows[0].settings if settings is None else settings)
         is_said = bool(settings_of_row) and all(setting in claims for setting in settings_of_row)
+        is_said = is_said or (value is True and any(_is_within(claims, each) for each in settings_of_row))
         is_decided = not won and is_said
         meant = [tuple(given)] if len(rows) == 1 and given is not None else [row.settings for row in rows]
         are_read = any(all(is_read(setting, algorithm) for setting in each) for each in meant)
         stranger = "" if are_read else str(algorithm)
-        answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger))
+        near = None if given is not None or rows[1:] else near_value(rows[0], value)
+        how = rounded(value, steps) if given and "=*/s" in rows[0].conversion else ""
+        fault = faults[place]
+        answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger, fault, near, how))
     return algorithm, answers
+
+
+def _is_within(claims: Iterable[str], section: str) -> bool:
+    """Return True if a setting in a section is among claims, so that nothing has to switch it on."""
+    return any(setting.startswith(f"{section}.") for setting in claims)
 
 
 def _sentences(place: str, answer: Answer) -> Iterator[str]:
     if answer.is_decided:
         return
+    if answer.near:
+        near = _written(place, answer.row.converted(answer.near) or {})
+        yield f"{_of(answer.row)} has no such value; did you mean `{answer.near}`, which is {near} here?"
+        return
+    if answer.fault:
+        yield f"its value {answer.fault}."
     yield _sentence(place, answer.row, answer.given, answer)
     for row in answer.others:
         yield _sentence(place, row, row.converted(answer.value), answer)
@@ -263,8 +366,7 @@ def _sentences(place: str, answer: Answer) -> Iterator[str]:
 
 def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
     """Return what one of the rows of an answer says."""
-    of = f"{row.peer}'s " if row.peer else ""
-    name = f"{of}`{row.field}`" + ("" if not answer.others else f" ({', '.join(row.groups)})")
+    name = _of(row) + ("" if not answer.others else f" ({', '.join(row.groups)})")
     given = dict.fromkeys(row.settings, ...) if ours is None else ours
     python = f" (from Python: {arguments(given)})" if given and is_python(place) else ""
     if not row.settings:
@@ -280,6 +382,10 @@ def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
     return f"{name} is {_written(place, given)} here{python}. {row.remark}"
 
 
+def _of(row: Row) -> str:
+    return f"{row.peer}'s `{row.field}`" if row.peer else f"`{row.field}`"
+
+
 def _begun_small(remark: str) -> str:
     """Return a remark as it stands behind a colon."""
     is_name = any(letter.isupper() for letter in remark.split(" ")[0][1:])
@@ -293,58 +399,7 @@ def _written(place: str, ours: Mapping[str, Any]) -> str:
         if value is ... or is_python(setting):
             open_ones.append(f"`{setting}`")
         elif place.startswith("--"):
-            known.append(f"`--{setting} {_plain(value)}`")
+            known.append(f"`--{setting} {plain(value)}`")
         else:
-            known.append(f"`{setting}: {_plain(value)}`")
+            known.append(f"`{setting}: {plain(value)}`")
     return " with ".join(" and ".join(texts) for texts in (known, open_ones) if texts)
-
-
-def _plain(value: Any) -> str:
-    """Return a value as YAML has it on one line."""
-    if isinstance(value, str):
-        return shortened(value) if value.isprintable() else shortened(json.dumps(value))
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain, value))}]"
-    try:
-        return shortened(json.dumps(value))
-    except (TypeError, ValueError):
-        return "..."
-
-
-def escaped(text: str) -> str:
-    """Return a name or a place with escapes for line breaks and what else is not visible."""
-    return text if text.isprintable() else json.dumps(text)[1:-1]
-
-
-def arguments(ours: Mapping[str, Any]) -> str:
-    """Return settings as arguments of `oat.Trainer`, each section once."""
-    return ", ".join(f"{name}={_code(value)}" for name, value in tree_of(ours).items())
-
-
-def tree_of(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in their sections. An argument of `oat.Trainer` alone stands beside the sections."""
-    tree: dict[str, Any] = {}
-    for setting, value in ours.items():
-        if is_python(setting):
-            tree[setting.partition("(")[2].rstrip(")")] = ...
-            continue
-        *sections, last = setting.split(".")
-        inner = tree
-        for section in sections:
-            if not isinstance(inner.get(section), dict):
-                inner[section] = {}
-            inner = inner[section]
-        inner.setdefault(last, value)
-    return tree
-
-
-def _code(value: Any, most: int = 80) -> str:
-    """Return a value as Python. A text of more than `most` characters is cut; 0: none is."""
-    if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f'"{escaped(name)}": {_code(part, most)}' for name, part in value.items()) + "}"
-        )
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_code(part, most) for part in value)}]"
-    text = json.dumps(value, ensure_ascii=not value.isprintable()) if isinstance(value, str) else repr(value)
-    return "..." if value is ... else shortened(text, most) if most else text

@@ -5,14 +5,16 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
+from oat.config.copied import arguments, escaped, is_python
 from oat.config.part_fields import PART_FIELDS
 from oat.config.peers.objects import Fields, plain
 from oat.config.peers.table import algorithm_of, family_of, is_listed, is_read, names, readers_of
 from oat.config.settings import Config
-from oat.config.translated import Leaf, arguments, escaped, is_python, rows_of, translated
+from oat.config.translated import Beside, Leaf, rows_of, translated
+from oat.config.whole import beside
 from oat.errors import did_you_mean, shortened
 
 _MOST = 4
@@ -21,7 +23,9 @@ _LONGEST = 100
 """Number of characters of a name for which a similar one is sought, and which a message has."""
 _LEAST_SIMILAR = 0.75
 """Smallest ratio of `difflib` for a name in another section or of a peer's."""
-_SECTIONS_OF_ARGUMENTS = ("args", "training_args", "config")
+_MOST_GUESSES = 20
+"""Largest number of unknown names for which a message seeks similar ones."""
+SECTIONS_OF_ARGUMENTS = ("args", "training_args", "config")
 """Names of sections, or of objects, that scripts of other libraries give all of their settings in."""
 _ASIDE = ("evaluation", "checkpoint")
 """Our sections that say nothing about learning; `steps` in them are not the steps of the run."""
@@ -34,9 +38,10 @@ def described(
     hint: str,
     unknown: Mapping[str, Any],
     algorithm: str | None,
+    around: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the message about the first unknown field of a section. If the tables of names have it, the
-    message also translates the other ones that they have.
+    """Return the message about the first unknown field of a section. It also says what the other ones are
+    called here, or what the user may have meant by them.
 
     The tables of names have the first word, since they know what a name means; but a name in common use does
     not have it against a field of its own section. Otherwise the message proposes the fields of other
@@ -50,43 +55,68 @@ def described(
         unknown: the unknown fields of its section and their values, this one first. A value may be an object
             whose fields are settings, such as TRL's GRPOConfig.
         algorithm: name of the run's algorithm; None: not known.
+        around: the whole tree if the section is the tree itself; None: it is another one.
     """
-    unknown = {name: plain(value) for name, value in unknown.items()}
+    unknown = {name: _plain(name, value) for name, value in unknown.items()}
     wrong = f"{escaped(place)}: nothing reads the field `{_name(path)}`{escaped(hint)}"
     value = unknown.get(path[-1])
-    cls, algorithm = _class_of(value, algorithm)
-    own = list(_leaves(path, value))
-    leaves = [leaf for leaf in own if _is_translated(leaf[0], valid, algorithm)]
-    rest = [f"`{_name(leaf[0][-1:])}`" for leaf in own if not _is_translated(leaf[0], valid, algorithm)]
-    last = _key(path[-1])
-    near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
-    if leaves or cls:
-        others = (
-            each
-            for name in unknown
-            if name != path[-1]
-            for each in _leaves((*path[:-1], name), unknown[name])
-        )
-        leaves += [leaf for leaf in others if _is_translated(leaf[0], valid, algorithm)]
+    cls, algorithm = _class_among([value, *unknown.values()], algorithm)
+    section = _fields_of(value) if path[-1] in SECTIONS_OF_ARGUMENTS else {}
+    is_section = bool(section)
+    own, strange = _parted(_leaves(path, value), valid, algorithm)
+    others, more_strange = _parted(
+        (leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])),
+        valid,
+        algorithm,
+    )
+    leaves, is_known = own + others, bool(own)
+    is_alone = len(leaves) + len(strange) + len(more_strange) == 1 and not is_section
+    guesses = {} if is_alone else _guesses(strange + more_strange, path, valid, algorithm, is_section)
+    if is_known or cls or len(leaves) + len(guesses) > 1:
+        within = strange + [leaf for leaf in more_strange if len(leaf[0]) > len(path)]
+        rest = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses]
+        if rest:
+            names = ", ".join(f"`{_name((name,))}`" for name in rest[:_MOST])
+            wrong += f" (and no table has {names})" if is_known or cls or is_section else " (no table has it)"
+        near = difflib.get_close_matches(_key(path[-1]), valid, n=1, cutoff=0.85) if is_known else []
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
-        if rest:
-            wrong += f" (and no table has {', '.join(rest[:_MOST])})"
-        return f"{wrong}; {first}{translated(place, leaves, algorithm, cls)}"
-    if path[-1] in _SECTIONS_OF_ARGUMENTS and isinstance(value, Mapping) and value:
-        return _of_arguments(place, path, value, valid, algorithm)
+        defaults, note, algorithm = beside(place, leaves, algorithm, cls, around, is_section)
+        more = Beside(defaults, guesses, note)
+        return f"{wrong}; {first}{translated(place, leaves, algorithm, cls, more)}"
+    if is_section:
+        return _of_arguments(place, path, section, valid, algorithm, guesses)
+    return f"{wrong}; {_of_one(place, path, value, valid, algorithm)}"
+
+
+def _of_one(
+    place: str, path: tuple[str, ...], value: Any, valid: Sequence[str], algorithm: str | None
+) -> str:
+    """Return what a message says about a field that no table has, if nothing is said about others."""
+    last = _key(path[-1])
+    near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
     if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):  # another part reads it
-        return f"{wrong}; valid here: {', '.join(valid) or 'none'}"
+        return f"valid here: {', '.join(valid) or 'none'}"
     is_small = last == path[-1].replace("-", "_")
     if not is_small and last not in valid and _is_translated((*path[:-1], last), valid, algorithm):  # `Beta`
-        return f"{wrong}; did you mean `{last}`? {translated(place, [((last,), value)], algorithm)}"
+        return f"did you mean `{last}`? {translated(place, [((last,), value)], algorithm)}"
     near = near or _within(last, valid)
     if near and path[-1] not in {name.rpartition(".")[2] for name in field_names()}:
-        return f"{wrong}; did you mean `{near[0]}`? valid: {', '.join(valid)}"
+        return f"did you mean `{near[0]}`?"
     found = _beyond(place, path, value, valid, algorithm)
     if found:
-        return f"{wrong}; {found} valid here: {', '.join(valid) or 'none'}"
-    return f"{wrong}; {did_you_mean(path[-1], valid)}"
+        return found.rstrip(";")
+    return did_you_mean(path[-1], valid)
+
+
+def _parted(
+    leaves: Iterable[Leaf], valid: Sequence[str], algorithm: str | None
+) -> tuple[list[Leaf], list[Leaf]]:
+    """Return the fields of which the tables say what they are called, and the other ones."""
+    parts: tuple[list[Leaf], list[Leaf]] = ([], [])
+    for leaf in leaves:
+        parts[not _is_translated(leaf[0], valid, algorithm)].append(leaf)
+    return parts
 
 
 def _beyond(
@@ -111,6 +141,44 @@ def _beyond(
     others = [name for name in _elsewhere(path, valid, None) if name.endswith(f".{path[-1]}")]
     readers = ", ".join(readers_of(others[0])) if others else ""
     return f"`{others[0]}` is read by {readers}, not by {algorithm};" if readers else ""
+
+
+def sections_of(name: str, value: Any, valid: Sequence[str], algorithm: str | None) -> list[set[str]] | None:
+    """Return our sections for each field with a value that the tables of names have: for an argument of
+    `oat.Trainer`, or for the fields of its value. None: they have neither."""
+    value = _plain(name, value)
+    cls, algorithm = _class_among([value], algorithm)
+    leaves = [leaf for leaf in _leaves((name,), value) if _is_translated(leaf[0], valid, algorithm)]
+    found = [
+        {setting.partition(".")[0] for row in rows_of(path, algorithm) for setting in row.settings}
+        for path, part in leaves
+        if part is not None
+    ]
+    return found if leaves or cls else None
+
+
+def described_object(place: str, path: tuple[str, ...], value: Any, algorithm: str | None) -> str:
+    """Return the message about an object of another library's, such as a LoraConfig, in place of a section or
+    a value of ours.
+
+    Args:
+        place, path, algorithm: as for `described`.
+    """
+    value = plain(value)
+    cls, algorithm = _class_among([value], algorithm)
+    section = path if path[-1] == "lora" else ("args",)
+    leaves = [leaf for leaf in _leaves(section, value) if _is_translated(leaf[0], [], algorithm)]
+    wrong = f"{place}: `{_name(path)}` takes no object of another library"
+    return (
+        f"{wrong}; {translated(place, leaves, algorithm, cls)}"
+        if leaves or cls
+        else f"{wrong} (docs/names.md)"
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of a field as plain data; of an object that has all arguments, its attributes."""
+    return plain(value, is_section=name in SECTIONS_OF_ARGUMENTS)
 
 
 def _key(name: str) -> str:
@@ -168,15 +236,15 @@ def _fields_of(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _class_of(value: Any, algorithm: str | None) -> tuple[str | None, str | None]:
-    """Return the name of the class of another library's that an object has, and the run's algorithm; if that
-    is not of the class's family, it is the class's. (None, algorithm): it is no such object."""
-    named = value.classes if isinstance(value, Fields) else ()
-    own = algorithm_of(named)
-    if own is None:
-        return None, algorithm
-    cls = next(name for name in named if algorithm_of([name]))
-    return cls, algorithm if family_of(algorithm) == family_of(own) else own
+def _class_among(values: Sequence[Any], algorithm: str | None) -> tuple[str | None, str | None]:
+    """Return the name of the first class of another library's that one of the objects has, and the run's
+    algorithm; if that is not of the class's family, it is the class's. (None, algorithm): none has one."""
+    for named in (value.classes for value in values if isinstance(value, Fields)):
+        own = algorithm_of(named)
+        if own is not None:
+            cls = next(name for name in named if algorithm_of([name]))
+            return cls, algorithm if family_of(algorithm) == family_of(own) else own
+    return None, algorithm
 
 
 def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> bool:
@@ -198,15 +266,58 @@ def _within(name: str, valid: Sequence[str]) -> list[str]:
 
 
 def _of_arguments(
-    place: str, path: tuple[str, ...], section: Mapping[str, Any], valid: Sequence[str], algorithm: str | None
+    place: str,
+    path: tuple[str, ...],
+    section: Mapping[str, Any],
+    valid: Sequence[str],
+    algorithm: str | None,
+    guesses: Mapping[str, Any],
 ) -> str:
-    """Return the message about a section of which no table has a field."""
-    name, value = next(iter(section.items()))
+    """Return the message about a section of which no table has a field, and one at most is similar to a
+    name."""
+    name = next(iter(guesses), next(iter(section)))
     wrong = f"{escaped(place)}: nothing reads the field `{_name((*path, name))}`"
-    found = _beyond(place, (name,), value, [], algorithm)
-    return (
-        f"{wrong}; {found}{' ' if found else ''}there is no section `{path[-1]}`; valid: {', '.join(valid)}"
-    )
+    found = _beyond(place, (name,), section.get(name), [], algorithm)
+    said = f"there is no section `{path[-1]}`"
+    return f"{wrong}; {found} {said}" if found else f"{wrong}; {said}; valid: {', '.join(valid)}"
+
+
+def _guesses(
+    leaves: Sequence[Leaf],
+    path: tuple[str, ...],
+    valid: Sequence[str],
+    algorithm: str | None,
+    is_section: bool,
+) -> dict[str, tuple[Any, str]]:
+    """Return the fields that no table has, but which are similar to a name: for each its value, and the name
+    of a peer's or of ours that is the most similar one.
+
+    Args:
+        path: the path of the first unknown field.
+        valid: the fields of its section.
+        is_section: it is a section of arguments, so the fields stand in it.
+    """
+    found = {}
+    for where, value in leaves[:_MOST_GUESSES]:
+        section = () if is_section else path[:-1]
+        meant = _guess((*section, where[-1]), [] if is_section else valid, algorithm)
+        if meant:
+            found[where[-1]] = (value, meant)
+    return found
+
+
+def _guess(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> str:
+    """Return the name that is most similar to an unknown field's: a peer's, or one of ours with its section;
+    "": none is."""
+    last = _key(path[-1])
+    section = ".".join(path[:-1])
+    if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):
+        return ""
+    near = difflib.get_close_matches(last, valid, n=1, cutoff=_LEAST_SIMILAR)
+    ours = [f"{section}.{name}".strip(".") for name in near] + _elsewhere(path, valid, algorithm)[:1]
+    theirs = difflib.get_close_matches(last, names(), n=1, cutoff=_LEAST_SIMILAR)
+    known = [name for name in theirs if _is_translated((*path[:-1], name), valid, algorithm)]
+    return max([*ours, *known], key=lambda name: _similarity(last, [name.rpartition(".")[2]]), default="")
 
 
 def _proposed(place: str, found: Sequence[str]) -> str:

@@ -28,10 +28,8 @@ def step_of(given: Mapping[str, Any], algorithm: str | None) -> dict[str, int] |
     numbers = _counts(given)
     if numbers is None:
         return None
-    rows = numbers.get("per_device_train_batch_size", _DEFAULT)
-    passes = numbers.get("gradient_accumulation_steps", 1)
     if family_of(algorithm) != "group":
-        return {"algorithm.prompts": rows * passes}
+        return {"algorithm.prompts": _rows(numbers)}
     prompts, rest = divmod(_responses(numbers), numbers.get("num_generations", _DEFAULT))
     minibatches = _minibatches(numbers)
     if rest or not prompts or not minibatches:
@@ -39,6 +37,36 @@ def step_of(given: Mapping[str, Any], algorithm: str | None) -> dict[str, int] |
     return {"algorithm.prompts": prompts} | (
         {"algorithm.minibatches": minibatches} if minibatches > 1 else {}
     )
+
+
+def undivided(given: Mapping[str, Any], algorithm: str | None) -> str:
+    """Return why TRL's numbers give no size of a step: what is no multiple of what; "": they give one, or are
+    no numbers.
+
+    Args:
+        given, algorithm: as for `step_of`.
+    """
+    numbers = _counts(given)
+    if numbers is None or family_of(algorithm) != "group":
+        return ""
+    responses, group = _responses(numbers), numbers.get("num_generations", _DEFAULT)
+    of = f"{_product(numbers)} responses on one device, no multiple of"
+    if responses % group:
+        by_default = "" if "num_generations" in numbers else ", its default"
+        return f"{of} num_generations {group}{by_default}; TRL refuses that"
+    if _minibatches(numbers) is None:
+        return f"{of} the {_rows(numbers)} of an optimiser step"
+    return ""
+
+
+def rounded(value: Any, steps: int | None) -> str:
+    """Return how a number of optimiser steps was rounded; "": it was not.
+
+    Args:
+        steps: optimiser steps in one of our steps.
+    """
+    is_whole = steps is None or not isinstance(value, int | float) or value % steps == 0
+    return "" if is_whole else f"{value:g} / {steps} is rounded up"
 
 
 def optimiser_steps(given: Mapping[str, Any]) -> int | None:
@@ -65,18 +93,35 @@ def _counts(given: Mapping[str, Any]) -> dict[str, int] | None:
     return numbers if all(type(value) is int and value > 0 for value in numbers.values()) else None
 
 
+def _rows(numbers: Mapping[str, int]) -> int:
+    """Return the number of rows of one of TRL's optimiser steps."""
+    rows = numbers.get("per_device_train_batch_size", _DEFAULT)
+    return rows * numbers.get("gradient_accumulation_steps", 1)
+
+
+def _passes(numbers: Mapping[str, int]) -> int:
+    """Return the number of TRL's passes for which responses are sampled at once."""
+    return numbers.get("steps_per_generation", numbers.get("gradient_accumulation_steps", 1))
+
+
 def _responses(numbers: Mapping[str, int]) -> int:
     """Return the number of responses of one of our steps."""
     rows = numbers.get("per_device_train_batch_size", _DEFAULT)
-    passes = numbers.get("steps_per_generation", numbers.get("gradient_accumulation_steps", 1))
-    return numbers.get("generation_batch_size", rows * passes)
+    return numbers.get("generation_batch_size", rows * _passes(numbers))
+
+
+def _product(numbers: Mapping[str, int]) -> str:
+    """Return how TRL's fields give the number of responses, such as `a 4 x b 2 = 8`."""
+    if "generation_batch_size" in numbers:
+        return f"generation_batch_size = {_responses(numbers)}"
+    rows = numbers.get("per_device_train_batch_size", _DEFAULT)
+    passes = "steps_per_generation" if "steps_per_generation" in numbers else "gradient_accumulation_steps"
+    return f"per_device_train_batch_size {rows} x {passes} {_passes(numbers)} = {_responses(numbers)}"
 
 
 def _minibatches(numbers: Mapping[str, int]) -> int | None:
     """Return the optimiser steps of one pass over the responses of a step; None: they do not divide."""
-    rows = numbers.get("per_device_train_batch_size", _DEFAULT)
-    of_one = rows * numbers.get("gradient_accumulation_steps", 1)
-    minibatches, rest = divmod(_responses(numbers), of_one)
+    minibatches, rest = divmod(_responses(numbers), _rows(numbers))
     return None if rest or not minibatches else minibatches
 
 

@@ -10,11 +10,13 @@ The rows are in the files `*.csv` beside this module, with `|` between the colum
   argument x of `oat.Trainer`;
 * conversion: how a value becomes ours. `=`: it is the same, for every setting of the row. `whole`: so is a
   whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
-  other is the same (`whole`: any other whole number). On the right, `*` is the value itself, `*-1` one less,
-  `*/s` a number of optimiser steps in steps of the run, `...` a value that the user has to choose, and `-` a
-  setting that is left out whatever other names say. `x.y?=B` gives way to what another name says. Empty: it
-  has to be worked out, as the remark says;
-* remark: one sentence on what differs, or why there is no such setting.
+  other is the same (`whole`: any other whole number; `list`: any other list). On the right, `*` is the value
+  itself, `*-1` one less, `*/s` a number of optimiser steps in steps of the run, `...` a value that the user
+  has to choose, and `-` a setting that is left out whatever other names say. `x.y?=B` gives way to what
+  another name says. Empty: it has to be worked out, as the remark says;
+* remark: one sentence on what differs, or why there is no such setting;
+* told: the values for which what differs must be known to use ours, so that it stands beside it in a list of
+  several names: `*` any, `~` one that our setting has not, `!A` all but A, `A; B` these. Empty: none.
 
 Only this module reads the files, and only when somebody asks.
 """
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.config.part_fields import READERS
+from oat.config.peers.adapters import SECTION
 from oat.plugins.registry import ALGORITHMS
 
 HERE = Path(__file__).parent
@@ -38,6 +41,7 @@ FILES = {
     "trl_older": "TRL",
     "openrlhf": "OpenRLHF",
     "verl": "verl",
+    "peft": "peft",
     "common": "",
 }
 """The files of names, in the order in which they are searched, each with the name of its library; "": names
@@ -65,8 +69,12 @@ PAIRS = frozenset(
     ]
 )
 """Our algorithms for which the names of DPO are the right ones."""
+UNNAMED = ("*", "whole", "list")
+"""Left sides of conversions that stand for values without a name."""
 LEFT_OUT = object()
 """Value of a setting that is not written."""
+_ADAPTERS = ("lora", "lora_config", "peft", "adapter")
+"""Names of sections that have the fields of an adapter."""
 _KIN = {"pairs": ("DPO", "dpo"), "sft": ("SFT", "sft"), "reward": ("Reward", "rm"), "group": ("GRPO", "ppo")}
 """For each family of our algorithms, how the groups of the peers' classes and commands for it begin."""
 
@@ -94,6 +102,25 @@ class Row:
     settings: tuple[str, ...]
     conversion: str
     remark: str
+    told: str = ""
+
+    def is_told(self, value: Any, ours: Mapping[str, Any]) -> bool:
+        """Return True if a list of several names says what differs for a value, which became our settings."""
+        if self.told in ("*", "~"):
+            return self.told == "*" or value not in ours.values()
+        if self.told.startswith("!"):
+            return not _is_value(self.told[1:], value)
+        return any(_is_value(each, value) for each in self.told.split("; ") if each)
+
+    def named(self) -> list[Any]:
+        """Return the values that the conversion names."""
+        known = [entry.split(" -> ")[0] for entry in self.conversion.split("; ") if " -> " in entry]
+        return [_value(key) for key in known if key not in UNNAMED]
+
+    def takes_any(self) -> bool:
+        """Return True if a value that the conversion does not name may become ours too."""
+        keys = {entry.split(" -> ")[0] for entry in self.conversion.split("; ")}
+        return self.conversion in ("=", "whole") or not keys.isdisjoint(UNNAMED)
 
     def converted(self, value: Any, algorithm: str | None = None) -> dict[str, Any] | None:
         """Return our settings for a value of the peer's. Empty: the value needs no setting. None: the value
@@ -131,11 +158,11 @@ class Row:
         if self.conversion in ("=", "whole"):
             return self._same(value, self.conversion)
         known = dict(entry.split(" -> ") for entry in self.conversion.split("; ") if entry)
-        key = next((key for key in known if key not in ("*", "whole") and _is_value(key, value)), None)
-        key = key or next((key for key in ("*", "whole") if key in known), None)
+        key = next((key for key in known if key not in UNNAMED and _is_value(key, value)), None)
+        key = key or next((key for key in UNNAMED if key in known), None)
         if key is None or known[key] == "=":
             return None if key is None else self._same(value, key)
-        if key in ("*", "whole") and "=*" in known[key] and self._same(value, key) is None:
+        if key in UNNAMED and "=*" in known[key] and self._same(value, key) is None:
             return None
         pairs = [pair.split("=", 1) for pair in known[key].split(" & ")] if known[key] != "-" else []
         found = {setting: _ours(text, value, optimiser_steps) for setting, text in pairs}
@@ -148,6 +175,8 @@ class Row:
             if number is None or number < 1 or not number.is_integer():
                 return None
             value = int(number)
+        if key == "list" and not isinstance(value, list | tuple):
+            return None
         return None if isinstance(value, Mapping) else dict.fromkeys(self.settings, value)
 
 
@@ -166,8 +195,9 @@ def values() -> dict[tuple[str, str], Row]:
 def find(path: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
     """Return the rows of a name; empty: no table has it.
 
-    A name in sections is sought as a whole, and then without its outer sections, so `args.beta` is `beta`. A
-    last part alone, such as `ppo_mini_batch_size`, is found if only one answer is possible.
+    A name in sections is sought as a whole, and then without its outer sections, so `args.beta` is `beta`.
+    What stands in a section for an adapter, such as `lora`, is sought as a field of `peft_config`. A last
+    part alone, such as `ppo_mini_batch_size`, is found if only one answer is possible.
 
     Args:
         path: the name, with the sections around it.
@@ -181,6 +211,8 @@ def find(path: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
     parts = [part.replace("-", "_") for part in path]
     for start in range(len(parts)):
         found = by_field.get(".".join(parts[start:]))
+        if not found and parts[start] in _ADAPTERS:
+            found = by_field.get(".".join((SECTION, *parts[start + 1 :])))
         if found:
             return _fitting(found, algorithm)
     found = by_last.get(parts[-1], ())
@@ -261,6 +293,7 @@ def _read(file: str, peer: str) -> list[Row]:
                 tuple(row["settings"].split() if "(" not in row["settings"] else [row["settings"]]),
                 row["conversion"],
                 row["remark"],
+                row.get("told") or "",
             )
             for row in csv.DictReader(lines, delimiter="|", quoting=csv.QUOTE_NONE, restkey="more")
         ]

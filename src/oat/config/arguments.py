@@ -1,0 +1,53 @@
+"""What is wrong with arguments of `oat.Trainer` that no configuration has, such as those of TRL's
+trainers."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_DEEPEST = 3
+"""Largest number of sections around an object of another library's that is found."""
+
+
+def faults(given: Mapping[str, Any], unknown: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Return the messages about arguments.
+
+    Args:
+        given: the arguments that there are, with their values; `...` is one that is missing.
+        unknown: all others. Those that the tables of names have get one message together, which works out
+            what they say together; each other one gets a message of its own.
+        known: the names of all arguments that there are.
+    """
+    from oat.config.load import algorithm_in
+    from oat.config.unknown import SECTIONS_OF_ARGUMENTS, described, described_object, sections_of
+
+    algorithm = algorithm_in(given)
+    objects = [
+        described_object(f"oat.Trainer({path[0]}=...)", path, value, algorithm)
+        for path, value in _objects(given)
+    ]
+    answered = {name: sections_of(name, value, known, algorithm) for name, value in unknown.items()}
+    listed = {name: unknown[name] for name, sections in answered.items() if sections is not None}
+    sections = [section for found in answered.values() for section in found or ()]
+    has_no_section = given["model"] is not ... and not isinstance(given["model"], Mapping)
+    if has_no_section and len(sections) > 1 and any("model" in each for each in sections):
+        listed["model"] = given["model"]  # what can be copied then has the model's path
+    groups = ([listed] if listed else []) + [{name: unknown[name]} for name in unknown if name not in listed]
+    around = {**given, **unknown}
+    return objects + [
+        described(f"oat.Trainer({first}=...)", (first,), sorted(known), "", group, algorithm, around)
+        for group in groups
+        for first in sorted(group, key=lambda name: name not in SECTIONS_OF_ARGUMENTS)[:1]
+    ]
+
+
+def _objects(given: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the places and values of objects of other libraries' configurations."""
+    from oat.config.peers.objects import is_peers
+
+    for name, value in given.items():
+        path = (*above, str(name))
+        if dataclasses.is_dataclass(type(value)) and is_peers(value):
+            yield path, value
+        elif isinstance(value, Mapping) and len(path) < _DEEPEST:
+            yield from _objects(value, path)

@@ -1,0 +1,96 @@
+"""What a message about a whole configuration of a peer's says beside what its names are called here: what the
+peer does by default, and with the chat template."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from oat.config.copied import is_python
+from oat.config.first_record import has_messages
+from oat.config.peers.table import family_of
+from oat.config.peers.theirs import CLASSES, class_of
+from oat.config.settings import Config
+from oat.config.translated import Given, Leaf, entry, rows_of, settings_of
+from oat.config.trl_defaults import LEARNED, by_default
+
+_END = "learner.schedule_steps is the number of optimiser steps of the run; with stop.max_steps it is known"
+_SEVERAL = 3
+"""Number of names of a peer's from which on they count as a whole configuration of its."""
+_DEEPEST = 3
+"""Largest number of sections within each other that our settings have."""
+_TEMPLATE = {"render.template": "tokenizer"}
+
+
+def beside(
+    place: str,
+    leaves: Sequence[Leaf],
+    algorithm: str | None,
+    cls: str | None,
+    around: Mapping[str, Any] | None,
+    is_section: bool,
+) -> tuple[Given, str, str | None]:
+    """Return our settings for what TRL decides by default, lines on what nobody can tell from the names, and
+    the algorithm. If the user gave a few names alone, there are no such settings, and no lines.
+
+    Args:
+        place: where the names were set.
+        leaves: the user's fields that the tables have.
+        algorithm: name of the run's algorithm; None: not known.
+        cls: name of the class of TRL's whose fields they are; None: they are of no object.
+        around: the whole tree; None: the names stand in a section of ours.
+        is_section: they stand in a section of their own, such as `args`.
+    """
+    rows = [rows_of(path, algorithm) for path, _ in leaves]
+    found = [each[0] for each in rows if each]
+    names = [row.field for row in found if row.peer == "TRL"]
+    given = dict(_given(around))
+    is_ours = any(name.partition(".")[0] in LEARNED and name not in _OPEN for name in given)
+    is_mixed = not is_section and is_ours
+    its = cls or class_of(names, algorithm) or ""
+    if around is not None and len([row for row in found if row.peer == "verl"]) >= _SEVERAL:
+        said = f"verl puts prompts into the model's chat template: add {_template(place)}"
+        return {}, "" if "render.template" in given else said, algorithm
+    if around is None or its not in CLASSES or (not cls and (is_mixed or len({*names}) < _SEVERAL)):
+        return {}, "", algorithm
+    own = given.get("algorithm.name")
+    own = own if isinstance(own, str) and family_of(own) == family_of(CLASSES[its]) else None
+    algorithm = algorithm or CLASSES[its]
+    defaults = by_default(its, leaves, own, [name for name in given if name != "algorithm.name" or own])
+    if around.get("oracle", ...) is ... and not is_python(place):
+        defaults["oracle.name"] = ... if CLASSES[its] == "grpo" else "recorded"
+    notes = [_END] if "learner.schedule_steps" in defaults else []
+    if "render.template" in given:
+        return defaults, "\n".join(notes), algorithm
+    ours = settings_of(leaves, algorithm)
+    prompts = ours.get("prompts.path", (around or {}).get("prompts"))
+    prompts = dict(_within(prompts, "")).get("path", prompts)
+    is_chat = has_messages(prompts, ours.get("prompts.prompt_key", given.get("prompts.prompt_key")))
+    if is_chat is None:
+        notes.append(f"if prompts are messages, TRL puts them into the chat template: add {_template(place)}")
+    return {**defaults, **(_TEMPLATE if is_chat else {})}, "\n".join(notes), algorithm
+
+
+_OPEN = ("algorithm.name", "prompts.path", "prompts.prompt_key", "prompts.split")
+"""Our settings in the sections of learning that say nothing about how a run learns."""
+
+
+def _template(place: str) -> str:
+    is_file = not is_python(place) and not place.startswith("--")
+    return "render: {template: tokenizer}" if is_file else entry(place, _TEMPLATE)
+
+
+def _given(around: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    """Yield our settings that a tree has, with their values; a part by its name alone is its field `name`."""
+    for f in fields(Config):
+        section = (around or {}).get(f.name)
+        if issubclass(type(section), str) and f.name != "run_dir":
+            yield f"{f.name}.{'path' if f.name in ('model', 'prompts') else 'name'}", section
+        else:
+            yield from _within(section, f"{f.name}.")
+
+
+def _within(section: Any, above: str) -> Iterator[tuple[str, Any]]:
+    is_section = issubclass(type(section), dict) and above.count(".") <= _DEEPEST  # isinstance asks an object
+    for name, value in section.items() if is_section else ():
+        yield f"{above}{name}", value
+        yield from _within(value, f"{above}{name}.")
