@@ -4,10 +4,10 @@ from pathlib import Path
 
 import yaml
 
-from oat.config.copied import tree_of
+from oat.config.peers.copied import tree_of
 from oat.config.peers.table import Row, rows, values
 from oat.config.peers.theirs import CLASSES, trl_fields, versions
-from oat.config.trl_defaults import LEARNED, by_default
+from oat.config.peers.trl_defaults import LEARNED, by_default
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
 SAID = {"*": "it", "*-1": "it - 1", "*/s": "it / (`algorithm.epochs` x `algorithm.minibatches`), rounded up"}

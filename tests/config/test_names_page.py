@@ -7,9 +7,9 @@ from typing import Any
 
 import names_page
 
-from oat.config.copied import tree_of
+from oat.config.peers.copied import tree_of
 from oat.config.peers.theirs import trl_fields
-from oat.config.translated import settings_of, translated
+from oat.config.peers.translated import settings_of, translated
 from oat.config.yaml_text import Loader
 
 KINDS = ("py", "python", "yaml")

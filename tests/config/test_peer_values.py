@@ -14,8 +14,8 @@ from shaped import made, prepared
 
 import oat as package
 from oat.build.resolve import resolve
-from oat.config.copied import MARK
 from oat.config.load import load_tree
+from oat.config.peers.copied import MARK
 from oat.config.peers.table import UNNAMED, Row, family_of, rows
 from oat.config.peers.theirs import trl_fields
 from oat.errors import ConfigError

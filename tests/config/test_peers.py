@@ -27,8 +27,8 @@ from oat.build.parts import with_options
 from oat.config import load
 from oat.config.load import load_tree
 from oat.config.peers.table import PAIRS, UNNAMED, Row, family_of, find, is_listed, names, rows, values
+from oat.config.peers.translated import settings_of, translated
 from oat.config.settings import Config
-from oat.config.translated import settings_of, translated
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
@@ -435,7 +435,7 @@ def test_the_tables_are_read_only_for_a_message() -> None:
     for file in ("load", "settings", "stored"):
         tree = ast.parse((ROOT / "src" / "oat" / "config" / f"{file}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-        assert not imported & {"oat.config.translated", "oat.config.unknown", "oat.config.peers.table"}
+        assert not imported & {"oat.config.peers.translated", "oat.config.unknown", "oat.config.peers.table"}
 
 
 def test_the_wheel_has_every_file_that_is_no_code() -> None:

@@ -10,12 +10,12 @@ import pydantic
 import pytest
 
 import oat as package
-from oat.config.copied import MARK
 from oat.config.load import load_tree
 from oat.config.peers.batches import rounded, undivided
+from oat.config.peers.copied import MARK
 from oat.config.peers.objects import Named, plain
 from oat.config.peers.rewards import oracle_of
-from oat.config.translated import settings_of
+from oat.config.peers.translated import settings_of
 from oat.errors import ConfigError
 
 

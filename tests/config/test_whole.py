@@ -14,8 +14,8 @@ import oat as package
 from oat.build.resolve import resolve
 from oat.config.load import load_tree
 from oat.config.peers.theirs import CLASSES, class_of, fields_of, version_of
-from oat.config.translated import translated
-from oat.config.trl_defaults import by_default, is_endless
+from oat.config.peers.translated import translated
+from oat.config.peers.trl_defaults import by_default, is_endless
 from oat.errors import ConfigError, did_you_mean
 
 THEIRS = """\

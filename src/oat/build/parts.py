@@ -41,7 +41,7 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
     try:
         registry.refuse_unknown(name)
     except ConfigError as error:
-        from oat.config.translated import advice_on_value
+        from oat.config.peers.translated import advice_on_value
 
         advice = advice_on_value((section, "name"), name)
         said = f"there is no {section} {name!r}; {advice}" if advice else str(error)

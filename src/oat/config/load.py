@@ -299,7 +299,7 @@ def _value(
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
-        from oat.config.translated import advice_on_value
+        from oat.config.peers.translated import advice_on_value
 
         raise ConfigError(
             f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; "

@@ -8,13 +8,13 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
-from oat.config.copied import arguments, escaped, is_python
 from oat.config.part_fields import PART_FIELDS
+from oat.config.peers.copied import arguments, escaped, is_python
 from oat.config.peers.objects import Fields, plain
 from oat.config.peers.table import algorithm_of, family_of, is_listed, is_read, names, readers_of
+from oat.config.peers.translated import Beside, Leaf, rows_of, translated
+from oat.config.peers.whole import beside
 from oat.config.settings import Config
-from oat.config.translated import Beside, Leaf, rows_of, translated
-from oat.config.whole import beside
 from oat.errors import did_you_mean, shortened
 
 _MOST = 4

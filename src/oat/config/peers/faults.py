@@ -3,7 +3,7 @@
 import difflib
 from typing import Any
 
-from oat.config.our_defaults import default_of
+from oat.config.peers.our_defaults import default_of
 from oat.config.peers.table import Row
 from oat.config.peers.theirs import types_of
 

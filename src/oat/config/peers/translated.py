@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oat.config.copied import arguments, block, code, is_python, plain
 from oat.config.peers.adapters import ADAPTER, scaled
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
+from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value
 from oat.config.peers.rewards import REWARDS, oracle_of
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values

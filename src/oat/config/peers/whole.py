@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from oat.config.copied import is_python
-from oat.config.first_record import has_messages
+from oat.config.peers.copied import is_python
+from oat.config.peers.first_record import has_messages
 from oat.config.peers.table import family_of
 from oat.config.peers.theirs import CLASSES, class_of
+from oat.config.peers.translated import Given, Leaf, entry, rows_of, settings_of
+from oat.config.peers.trl_defaults import LEARNED, by_default
 from oat.config.settings import Config
-from oat.config.translated import Given, Leaf, entry, rows_of, settings_of
-from oat.config.trl_defaults import LEARNED, by_default
 
 _END = "learner.schedule_steps is the number of optimiser steps of the run; with stop.max_steps it is known"
 _SEVERAL = 3
