@@ -28,7 +28,7 @@ _MAX_ERROR = 300
 _MOST_NAMES, _LONGEST_NAME = 200, 1000
 """Limits of `did_you_mean`: the largest number of names that it lists, and the largest length, in characters,
 of a name for which it seeks a similar name."""
-_FEW_NAMES, _GOOD = 8, 0.75
+FEW_NAMES, _GOOD = 8, 0.75
 """Number of names that stand behind a similar one in any case, and the ratio of `difflib` from which on more
 names are left out there."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
@@ -353,4 +353,4 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     if not near:
         return listed
     is_good = sorted(near[0]) == sorted(name) or difflib.SequenceMatcher(None, near[0], name).ratio() >= _GOOD
-    return f"did you mean `{near[0]}`?" + (f" {listed}" if not is_good or len(names) <= _FEW_NAMES else "")
+    return f"did you mean `{near[0]}`?" + (f" {listed}" if not is_good or len(names) <= FEW_NAMES else "")

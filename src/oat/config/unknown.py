@@ -15,7 +15,7 @@ from oat.config.peers.table import algorithm_of, family_of, is_listed, is_read, 
 from oat.config.peers.translated import Beside, Leaf, rows_of, translated
 from oat.config.peers.whole import beside
 from oat.config.settings import Config
-from oat.errors import did_you_mean, shortened
+from oat.errors import FEW_NAMES, did_you_mean, shortened
 
 _MOST = 4
 """Largest number of fields that a message proposes."""
@@ -105,7 +105,8 @@ def _of_one(
         return f"did you mean `{near[0]}`?"
     found = _beyond(place, path, value, valid, algorithm)
     if found:
-        return found.rstrip(";")
+        is_short = path[1:] and 0 < len(valid) <= FEW_NAMES
+        return f"{found} valid here: {', '.join(valid)}" if is_short else found.rstrip(";")
     return did_you_mean(path[-1], valid)
 
 

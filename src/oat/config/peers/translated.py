@@ -358,7 +358,7 @@ def _sentences(place: str, answer: Answer) -> Iterator[str]:
         yield f"{_of(answer.row)} has no such value; did you mean `{answer.near}`, which is {near} here?"
         return
     if answer.fault:
-        yield f"its value {answer.fault}."
+        yield f"its value {answer.fault};"
     yield _sentence(place, answer.row, answer.given, answer)
     for row in answer.others:
         yield _sentence(place, row, row.converted(answer.value), answer)
