@@ -14,7 +14,7 @@ from oat.build.given import Given, check_arguments, merged, name_of, places, tre
 from oat.build.open_run import opened_again
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
-from oat.build.targets import evaluated_as, resolve_tree
+from oat.build.targets import evaluated_as, loaded_for, resolve_tree
 from oat.commands.eval import evaluate_once
 from oat.commands.export import export_run
 from oat.config.load import Origins
@@ -148,7 +148,7 @@ class Trainer:
         """
         told = Interruption()
         with seen_from(self._start), self._naming(), told.heard(), self._telling():
-            tell(f"loading {self.config.model.path}")
+            tell(f"loading {loaded_for(self.config)}")
             with told.at_once():
                 self._write_given()
             return opened_again(self._resolved, self._worked, self._source, self.accept_changed, told)

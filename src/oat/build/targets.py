@@ -42,19 +42,23 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
 
 
 def what_loads(path: str | Path, flags: Sequence[str] = (), *, trains: bool = True) -> str:
-    """Return what a command with a configuration file does before its first line, for people: the model that
-    it loads, and what takes long beside that. No code of torch is imported for this.
-
-    Args:
-        trains: False if the command starts no actors.
+    """Return what a command with a configuration file loads (`loaded_for`). No code of torch is imported for
+    this.
 
     Raises:
         ConfigError: see `load_config`.
     """
-    config, _ = load_file(path, flags)
-    compute = config.compute
-    if trains and compute.runtime == "ray":
-        return f"{config.model.path}, and starting {many(compute.actors, 'actor')}"
+    return loaded_for(load_file(path, flags)[0], trains=trains)
+
+
+def loaded_for(config: Config, *, trains: bool = True) -> str:
+    """Return what is loaded for a run, for people: the model, and the processes that are started.
+
+    Args:
+        trains: False if no actors are started.
+    """
+    if trains and config.compute.runtime == "ray":
+        return f"{config.model.path}, and starting {many(config.compute.actors, 'actor')}"
     return config.model.path
 
 
