@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import World, oat
+from fixtures import ALPHABET, World, make_model, oat
 from transformers import LlamaConfig
 
-from oat.build.estimate import Lengths, estimate
+from oat.build.estimate import SURE, Lengths, estimate, lengths_of
 from oat.build.resolve import resolve
+from oat.build.run_inputs import gather_inputs
 from oat.config.load import load_config
 from oat.config.settings import ModelConfig
+from oat.learner.limits import LiveBytes
 from oat.models.loading import load_lm
 from oat.models.outlines import Outlines
 
@@ -59,6 +61,57 @@ def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str
     imports = measure(["-c", IMPORTS])
     row = compare(shape, algorithm, tmp_path, 1, imports)
     assert row["estimate_gb"] == pytest.approx(row["measured_gb"], rel=0.15, abs=BESIDE_GB)
+
+
+TWELVE = {"algorithm.prompts": 3, "algorithm.samples": 4}
+UPDATES = {
+    "mini-batches": ("grpo", {**TWELVE, "algorithm.minibatches": 6}),
+    "one pass": ("grpo", TWELVE),
+    "a KL": ("grpo", {**TWELVE, "algorithm.kl_coef": 0.1}),
+    "passes of unequal size": ("grpo", {**TWELVE, "learner.micro_batch_size": 7}),
+    "passes of equal size": ("grpo", {**TWELVE, "learner.micro_batch_size": 4}),
+    "one step": ("grpo", {**TWELVE, "learner.micro_batch_size": 4, "stop.max_steps": 1}),
+    "pairs": ("dpo", {"algorithm.prompts": 4, "learner.micro_batch_size": 4}),
+    "a critic": ("ppo", {"algorithm.prompts": 8, "algorithm.minibatches": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def wide(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with so many tokens that a response hardly ends early."""
+    folder = tmp_path_factory.mktemp("wide")
+    make_model(
+        folder,
+        hidden=64,
+        layers=2,
+        tokens=[*ALPHABET, *(f"{'a' * (number % 9)}t{number}" for number in range(4000))],
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            name,
+            marks=[] if name == "mini-batches" else pytest.mark.slow(instead="[mini-batches]", seconds=2),
+        )
+        for name in UPDATES
+    ],
+)
+def test_the_estimate_is_near_the_tensors_of_a_run(
+    world: World, wide: Path, tmp_path: Path, case: str
+) -> None:
+    """The estimate imitates one update; a run makes several, and every tensor that is alive is counted."""
+    algorithm, changes = UPDATES[case]
+    fixed = {"model.path": str(wide), "sampling.max_new_tokens": 40, "stop.max_steps": 2, **changes}
+    file = world.config(algorithm, tmp_path, {**fixed, "checkpoint.background": False, "evaluation": None})
+    resolved = resolve(*load_config(file))
+    found = estimate(resolved, lengths_of(gather_inputs(resolved, known=None)))
+    with LiveBytes() as live:
+        assert oat("train", file) == 0
+    loaded = sum(tensor.nbytes for tensor in load_lm(str(wide)).module.parameters())
+    assert live.peak + loaded == pytest.approx(found.peak, rel=1 - SURE)
 
 
 def test_an_outline_has_the_shapes_of_the_model(world: World) -> None:

@@ -427,7 +427,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: P
         assert process.stdout.readline().startswith("oat train: 60 steps")
         process.stdout.close()
         assert process.wait(60) == 141
-        assert process.stderr.read() == f"oat train: loading {world.folder / 'model'} ...\n"
+        assert process.stderr.read() == f"oat train: loading torch and {world.folder / 'model'} ...\n"
 
 
 def test_bench_for_people_and_for_machines(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,8 +254,11 @@ def _learning(
     learner, plan = run.learner, resolved.plan
     objective = resolved.objective
     prepared, passes = (
-        _micro_batches(learner, objective, _rows(sampling, plan, run.lms["policy"], lengths, count))
-        for count in (most_questions(resolved.config, plan), plan.prompts)
+        _micro_batches(learner, objective, _rows(sampling, plan, run.lms["policy"], lengths, count), parts)
+        for count, parts in (
+            (most_questions(resolved.config, plan), 1),
+            (plan.prompts, resolved.step.minibatches),
+        )
     )
     trained = [learner.trained[name] for name in objective.wants]
     live.peak = live.live
@@ -309,11 +312,18 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
 
 
 def _micro_batches(
-    learner: Learner, objective: Objective, rows: Sequence[Trajectory]
+    learner: Learner, objective: Objective, rows: Sequence[Trajectory], parts: int
 ) -> list[list[Trajectory]]:
     """Return the rows of the first two micro-batches of an update. If the update has only one, return this
-    one."""
-    units = np.arange(len(rows)) // (2 if objective.requires.feedback == "compare" else 1)
+    one.
+
+    Args:
+        parts: number of mini-batches in which the rows are learned. The units of one are taken from all
+            groups, so that few of them share a prompt.
+    """
+    size = 2 if objective.requires.feedback == "compare" else 1
+    rows = [row for place, row in enumerate(rows) if place // size % parts == 0]
+    units = np.arange(len(rows)) // size
     cuts = micro_batches(
         Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens
     )
