@@ -210,6 +210,9 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(number)
         self.name, self.exit_code = signal.Signals(number).name, 75 if number == signal.SIGTERM else 130
 
+    def __str__(self) -> str:
+        return f"{self.name} ended it"
+
 
 ENDING = (ActorError, DirectoryError, LearnerLostError, LedgerError, WeightsError)
 """The errors that end a run also during an evaluation, since training would meet them too."""

@@ -87,7 +87,7 @@ class Trainer:
         tokenizer: the tokenizer of a model that is given as an object.
         run_dir: directory of the run; None: `runs/` and the algorithm's name. All relative paths are resolved
             against the working directory at the time of this call.
-        callbacks: functions that are called with every new row, in this order.
+        callbacks: a function that is called with every new row, or several, which are called in this order.
         source: "RUN@STEP" or "RUN": the run begins from that run's checkpoint, as with `oat train --from`.
             The method `fork` sets this argument together with the others.
         accept_changed: names of inputs that may have changed since the run began. Only "reward" is possible.
@@ -109,7 +109,7 @@ class Trainer:
         algorithm: Any = "grpo",
         tokenizer: Any = None,
         run_dir: str | Path | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Callback | Iterable[Callback] = (),
         source: str | None = None,
         accept_changed: Iterable[str] = (),
         quiet: bool = False,
@@ -120,7 +120,7 @@ class Trainer:
         name = tree["algorithm"].get("name")
         own = name if isinstance(name, str) else getattr(name, "__name__", "run")
         self.run_dir = Path(run_dir or Path("runs") / own)
-        self.callbacks = tuple(callbacks)
+        self.callbacks = (callbacks,) if callable(callbacks) else tuple(callbacks)
         self.quiet = quiet
         self.accept_changed = (accept_changed,) if isinstance(accept_changed, str) else tuple(accept_changed)
         self._start = start()

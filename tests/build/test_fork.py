@@ -227,7 +227,8 @@ def test_the_refusal_to_continue_names_the_way_to_fork(
 ) -> None:
     assert oat("train", parent / "grpo.yaml", "--learner.learning_rate", "0.1") == 2
     assert (
-        f"(fork it with --from {parent / 'grpo'}@6, or from step 4), or undo:\n"
+        f'(fork it with --from {parent / "grpo"}@6, from Python source="{parent / "grpo"}@6"; or from '
+        "step 4), or undo:\n"
         "  learner.learning_rate: 0.003 -> 0.1"
     ) in capsys.readouterr().err
     assert oat("train", parent / "grpo.yaml", "--compute.threads", "2") == 2

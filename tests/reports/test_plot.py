@@ -83,7 +83,7 @@ def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert oat("plot", tmp_path / "s0", tmp_path / "s1", "--out", tmp_path / "plots" / "a.png") == 0
     png, numbers = tmp_path / "plots" / "a.png", tmp_path / "plots" / "a.csv"
-    assert capsys.readouterr().out == f"oat plot: {png} and {numbers} are written\n"
+    assert capsys.readouterr().out == f"oat plot: eval/sampled written to {png} and {numbers}\n"
     data = png.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])

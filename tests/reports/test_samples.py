@@ -192,7 +192,7 @@ def test_what_is_not_there_is_said(
     assert "nothing of step 7, since no step has learned from an answer there; give 1, 2, 3, 4" in said(
         runs / "grpo", "--step", 7, code=2
     )
-    assert "no evaluation is on disk yet" in said(runs / "dpo", "--eval", code=2)
+    assert "the run has no section `evaluation`" in said(runs / "dpo", "--eval", code=2)
     assert "holds no run" in said(tmp_path, code=2)
     shutil.copy(runs / "grpo" / "config.yaml", tmp_path)
     assert "no step has learned from an answer yet" in said(tmp_path, code=2)

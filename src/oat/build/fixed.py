@@ -146,7 +146,7 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
         lines = _listed((each, _reason(each.field, before, config, resolved.origins)) for each in differences)
         way = "begin a run of its own" if refused else _way_to_fork(file.parent)
         raise ConfigError(
-            f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or "
+            f"{file.parent} holds a run of another configuration; give another run_dir ({way}), or "
             f"undo:{lines}"
         )
     return replace(resolved, config=config)
@@ -160,7 +160,8 @@ def _way_to_fork(run_dir: Path) -> str:
         return "begin a run of its own: this one has no checkpoint to fork yet"
     step = place_of(newest[-1])[0]
     others = ", ".join(str(each) for each in sorted({place_of(name)[0] for name in names} - {step}))
-    return f"fork it with --from {run_dir}@{step}{f', or from step {others}' if others else ''}"
+    way = f'fork it with --from {run_dir}@{step}, from Python source="{run_dir}@{step}"'
+    return f"{way}{f'; or from step {others}' if others else ''}"
 
 
 def known_by_file(config: Config, file: Path) -> Config:

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.reports.plot import plot_runs
 
-    files = plot_runs(
+    metrics, files = plot_runs(
         [Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against
     )
-    print(f"oat plot: {' and '.join(map(str, files))} {'is' if len(files) == 1 else 'are'} written")
+    print(f"oat plot: {', '.join(metrics)} written to {' and '.join(map(str, files))}")
     return 0

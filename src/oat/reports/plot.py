@@ -57,9 +57,9 @@ _HEAD_BYTES = 1024
 
 def plot_runs(
     runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps"
-) -> list[Path]:
-    """Plot metrics of runs, and return the files that were written: a PNG and a CSV with its numbers. If
-    `out` ends in .csv, only the CSV is written.
+) -> tuple[list[str], list[Path]]:
+    """Plot metrics of runs. Return the metrics and the files that were written: a PNG and a CSV with its
+    numbers. If `out` ends in .csv, only the CSV is written.
 
     Args:
         metrics: names of metrics. If empty, the default against `kl` or `sqrt_kl` is `GOLD`; against any
@@ -90,7 +90,7 @@ def plot_runs(
     for file in reversed(files):
         with appearing(file, "--out", _is_ours) as new, saying_what_is_free(file):
             (_write_table if file == table else draw)(lines, new, against)
-    return files
+    return list(dict.fromkeys(line.metric for line in lines)), files
 
 
 def _is_ours(file: Path) -> bool:

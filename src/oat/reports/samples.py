@@ -264,8 +264,11 @@ def _evaluated(run_dir: Path, step: int | None, numbers: bool) -> Iterator[Sampl
     files = {
         int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")
     }
-    column = load_run(run_dir).prompt_key
-    for number in _chosen(run_dir, sorted(files, reverse=True), step, "evaluation is on disk"):
+    run = load_run(run_dir)
+    column, what = run.prompt_key, "evaluation is on disk"
+    if not files and not run.settings.get("evaluation"):
+        raise NothingThere(f"{run_dir}: no {what}, since the run has no section `evaluation`")
+    for number in _chosen(run_dir, sorted(files, reverse=True), step, what):
         given = _answers(run_dir, number) if numbers else {}
         modes = groupby(_records(files[number], column), lambda row: row["mode"])
         for round, (mode, rows) in enumerate(modes):

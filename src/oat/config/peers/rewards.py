@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oat.config.peers.objects import Named
+from oat.files import seen
 
 REWARDS = ("reward_funcs", "reward_weights")
 """TRL's names for reward functions and their weights, which decide the oracle together."""
@@ -39,7 +40,8 @@ def oracle_of(given: Mapping[str, Any], *, is_python: bool) -> tuple[dict[str, A
 def _source(function: Any, *, is_python: bool) -> dict[str, Any] | None:
     """Return the section of an oracle for one of TRL's reward functions; None: it has no name that is known.
 
-    A text is `file.py:name` as here, `package.module.name`, or the hub id of a reward model.
+    A text is `file.py:name` as here, `package.module.name`, or the hub id of a reward model. A module that
+    lies in the working directory, where TRL's command finds it, is named by its file.
     """
     if isinstance(function, Named):
         return {"name": function} if is_python else None
@@ -50,4 +52,7 @@ def _source(function: Any, *, is_python: bool) -> dict[str, Any] | None:
     if "/" in function:
         return {"name": "reward_model", "path": function}
     module, _, name = function.rpartition(".")
-    return {"name": f"{module}:{name}"} if module and function.replace(".", "").isidentifier() else None
+    if not module or not function.replace(".", "").isidentifier():
+        return None
+    file = f"{module.replace('.', '/')}.py"
+    return {"name": f"{file if seen(file).is_file() else module}:{name}"}
