@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_every_command_is_typed_by_a_test() -> None:
     assert of_shell() == [*OF_MAKE, ". .venv/bin/activate", *of_oat]
     assert {line.split()[0] for line in of_oat} == {"oat"}
     assert re.findall(r"`(pip [^`]*)`", README) == ["pip install '.[lora,plot]'"]
+
+
+def test_the_environment_is_activated_as_typed(tmp_path: Path) -> None:
+    venv.create(tmp_path / ".venv")
+    (line,) = [each for each in of_shell() if each.startswith(". ")]
+    found = subprocess.run(
+        ["sh", "-c", f"{line}; command -v python"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == str(tmp_path / ".venv" / "bin" / "python")
 
 
 @pytest.mark.parametrize("line", OF_MAKE)
