@@ -12,6 +12,7 @@ from oat.config.peers.trl_defaults import LEARNED, by_default
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
 SAID = {"*": "it", "*-1": "it - 1", "*/s": "it / (`algorithm.epochs` x `algorithm.minibatches`), rounded up"}
+SAID["512/s"] = SAID["*/s"].replace("it", "512", 1)
 """How the right side of a conversion reads."""
 INTRODUCTION = """# Names of TRL, OpenRLHF and verl
 

@@ -20,12 +20,14 @@ class Switch:
         shown: how a message writes it.
         families: our families of algorithms for which it holds; empty: all.
         verb: what TRL does with a field that lacks it.
+        algorithms: our algorithms with which it is on, whatever the fields are.
     """
 
     fields: tuple[tuple[str, tuple[Any, ...], Any], ...]
     shown: str
     families: tuple[str, ...] = ()
     verb: str = "ignores"
+    algorithms: tuple[str, ...] = ()
 
     def is_on(self, given: Mapping[str, Any]) -> bool:
         values = [(given.get(name, default), on) for name, on, default in self.fields]
@@ -57,6 +59,10 @@ _BEST = Switch(
     (("load_best_model_at_end", (ON,), False), ("save_strategy", ("best",), "steps")),
     "load_best_model_at_end: true",
 )
+_SAPO, _VESPO = (
+    Switch((("loss_type", (loss,), ""),), f"loss_type: {loss}", ("group",), algorithms=(loss,))
+    for loss in ("sapo", "vespo")
+)
 SWITCHES: dict[str, tuple[Switch, ...]] = {
     "sync_ref_model": (_REFERENCE,),
     "ref_model_sync_steps": (_SYNC, _KL),
@@ -66,8 +72,15 @@ SWITCHES: dict[str, tuple[Switch, ...]] = {
     "entropy_coef_min": (_ENTROPY,),
     "entropy_coef_max": (_ENTROPY,),
     "entropy_coef_delta": (_ENTROPY,),
+    "sapo_temperature_neg": (_SAPO,),
+    "sapo_temperature_pos": (_SAPO,),
+    "vespo_k_pos": (_VESPO,),
+    "vespo_lambda_pos": (_VESPO,),
+    "vespo_k_neg": (_VESPO,),
+    "vespo_lambda_neg": (_VESPO,),
     "eval_steps": (_EVAL_STEPS,),
     "num_generations_eval": (_EVAL,),
+    "per_device_eval_batch_size": (_EVAL,),
     "save_steps": (_SAVE_STEPS,),
     "metric_for_best_model": (_BEST,),
     "greater_is_better": (_BEST,),
@@ -97,6 +110,6 @@ def lacking(field: str, given: Mapping[str, Any], algorithm: str | None) -> str:
     """
     for switch in SWITCHES.get(field, ()):
         is_meant = not switch.families or family_of(algorithm) in switch.families
-        if is_meant and not switch.is_on(given):
+        if is_meant and algorithm not in switch.algorithms and not switch.is_on(given):
             return f"{switch.verb} it without {switch.shown}"
     return ""

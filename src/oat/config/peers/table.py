@@ -12,9 +12,9 @@ The rows are in the files `*.csv` beside this module, with `|` between the colum
   whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
   other is the same (`whole`: any other whole number; `list`: any other list). On the right, `*` is the value
   itself, `*-1` one less (or, if that is below 0, a value that the user has to choose), `*/s` a number of
-  optimiser steps in steps of the run, `...` a value that the user has to choose, and `-` a setting that is
-  left out whatever other names say. `x.y?=B` gives way to what another name says. Empty: it has to be worked
-  out, as the remark says;
+  optimiser steps in steps of the run (`512/s`: this number of them), `...` a value that the user has to
+  choose, and `-` a setting that is left out whatever other names say. `x.y?=B` gives way to what another name
+  says. Empty: it has to be worked out, as the remark says;
 * remark: one sentence on what differs, or why there is no such setting;
 * told: the values for which what differs must be known to use ours, so that it stands beside it in a list of
   several names: `*` any, `~` one that our setting has not, `!A` all but A, `A; B` these. Empty: none.
@@ -170,7 +170,7 @@ class Row:
             return None
         pairs = [pair.split("=", 1) for pair in known[key].split(" & ")] if known[key] != "-" else []
         found = {setting: _ours(text, value, optimiser_steps) for setting, text in pairs}
-        worked_out = [found[setting] for setting, text in pairs if text in ("*-1", "*/s")]
+        worked_out = [found[setting] for setting, text in pairs if text == "*-1" or text.endswith("/s")]
         return None if None in worked_out else found
 
     def _same(self, value: Any, key: str) -> dict[str, Any] | None:
@@ -345,8 +345,8 @@ def _is_value(key: str, value: Any) -> bool:
 
 def _ours(text: str, value: Any, optimiser_steps: int | None) -> Any:
     """Return our value for a value of the peer's; None: it is not a number, or ours cannot be worked out."""
-    if text == "*/s":
-        number = _number(value)
+    if text.endswith("/s"):
+        number = _number(value if text == "*/s" else text[:-2])
         return math.ceil(number / optimiser_steps) if number and optimiser_steps else None
     if text == "*-1":
         number = _number(value)
