@@ -305,6 +305,13 @@ def test_a_loss_of_another_family_replaces_the_algorithm() -> None:
     assert "sft" in line
 
 
+def test_an_adapter_of_trls_scripts_has_their_defaults() -> None:
+    for given, rank, alpha in (({}, 16, 32), ({"lora_r": 4}, 4, 32), ({"lora_alpha": 8}, 16, 8)):
+        tree, left, _ = asked("SFTConfig", {"use_peft": True, "load_in_4bit": True, "bf16": True, **given})
+        assert tree["model"]["lora"] == {"rank": rank, "alpha": alpha}
+        assert left == {"learner.schedule_steps"}
+
+
 OF_OPENRLHF = "--micro_train_batch_size 1 --zero_stage 3"
 
 
@@ -313,6 +320,7 @@ def test_the_flags_of_openrlhf_are_not_those_of_trl() -> None:
     pairs = "--beta 0.2 --learning_rate 5e-7 --bf16 true --max_len 512 --train_batch_size 32 --max_epochs 2"
     said = message({}, "dpo", f"{pairs} {OF_OPENRLHF}")
     assert "TRL" not in said
+    assert "\n  --max_len 512 " in said
     copied = said.partition("\nwrite")[2].partition(":\n")[2].splitlines()[0]
     flags = dict(re.findall(r"--(\S+) (\S+)", copied))
     assert flags == {

@@ -27,7 +27,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def _of_peer(peer: str, parts: Sequence[str], algorithm: str | None) -> tuple[Ro
     by_field, by_last = _indexes()
     names = [".".join(parts[start:]) for start in range(len(parts))]
     found = next((own for name in names if (own := _of(by_field.get(name, ()), peer))), ())
-    found = found or _of(by_last.get(parts[-1], ()), peer)
+    found = found or tuple(replace(row, field=parts[-1]) for row in _of(by_last.get(parts[-1], ()), peer))
     found = found or next((own for name in names if (own := _of(by_field.get(name, ()), ""))), ())
     return _fitting(found, algorithm)
 

@@ -308,7 +308,7 @@ def _to_copy(
     known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
     if not known:
         return ""
-    left = [name for name in ours if name not in known]
+    left = [name for name in ours if name not in known and not _is_within(known, name)]
     parts = [f"choose {', '.join(left)}"] if left else []
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
     parts += [f"correct {', '.join(wrong)}"] if wrong else []
