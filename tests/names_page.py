@@ -5,12 +5,14 @@ from pathlib import Path
 import yaml
 
 from oat.config.peers.copied import tree_of
+from oat.config.peers.switches import SWITCHES
 from oat.config.peers.table import Row, rows, values
 from oat.config.peers.theirs import CLASSES, trl_fields, versions
 from oat.config.peers.trl_defaults import LEARNED, by_default
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
 SAID = {"*": "it", "*-1": "it - 1", "*/s": "it / (`algorithm.epochs` x `algorithm.minibatches`), rounded up"}
+SAID["512/s"] = SAID["*/s"].replace("it", "512", 1)
 """How the right side of a conversion reads."""
 INTRODUCTION = """# Names of TRL, OpenRLHF and verl
 
@@ -23,8 +25,9 @@ them in `algorithm.epochs` passes of `algorithm.minibatches` optimiser steps. So
 completions, records or optimiser steps needs a conversion. In the column *value*, "the same" is a value that
 does not change, A → B a value A that becomes B, and "it" the value itself; without an entry the value has to
 be worked out. In brackets stands what a value gives too unless another name says otherwise; you choose the
-value of a setting with `...`. A name without a setting means nothing here. A name with an algorithm in
-brackets means this with that algorithm.
+value of a setting with `...`. A name without a setting means nothing here. A name with an algorithm, or
+a family of them, in brackets means this with it: `pairs` learn from pairs of responses, `reward` and `sft`
+are `reward_model` and `sft`.
 """
 PORTED = """## A script of TRL here
 
@@ -204,8 +207,16 @@ def table(found: list[Row], has_groups: bool, has_values: bool) -> list[str]:
         name = f"`{row.field}`" + (f" ({own})" if own else "")
         name = f"{groups} | {name}" if has_groups or has_values else name
         here = ", ".join(f"`{setting}`" for setting in row.settings)
-        lines.append(f"| {name} | {here} | {written(row)} | {row.remark} |")
+        lines.append(f"| {name} | {here} | {written(row)} | {row.remark}{switches(row)} |")
     return lines
+
+
+def switches(row: Row) -> str:
+    """Return without which other fields TRL ignores a row's, as a sentence."""
+    needed = SWITCHES.get(row.field, ()) if row.peer == "TRL" else ()
+    kin = [switch for switch in needed if not switch.families or row.groups[0].startswith("GRPO")]
+    shown = " and ".join(f"`{each.shown}`" for each in kin)
+    return f" TRL {kin[0].verb} it without {shown}." if kin else ""
 
 
 def written(row: Row) -> str:

@@ -24,6 +24,8 @@ from oat.plugins.registry import ALGORITHMS
 TRL = trl_fields()
 FAMILIES = {"GRPO": "grpo", "ppo": "grpo", "DPO": "dpo", "dpo": "dpo", "SFT": "sft", "sft": "sft"}
 FAMILIES |= {"Reward": "reward_model", "rm": "reward_model"}
+OWN = {"pairs": "dpo", "sft": "sft", "reward": "reward_model", "group": "grpo"}
+"""Our algorithm for each family of them."""
 """Our algorithm for the beginning of a group's name."""
 CHOSEN: dict[str, Any] = {
     "evaluation.path": "held.jsonl",
@@ -32,6 +34,9 @@ CHOSEN: dict[str, Any] = {
     "evaluation.every": 5,
     "model.lora": {},
     "model.lora.targets": ["q_proj"],
+    "algorithm.clip_high": 4.0,
+    "sampling.max_new_tokens": 64,
+    "stop.max_steps": 100,
     "algorithm.kl_coef": 0.1,
     "algorithm.kl_reward_coef": 0.1,
     "algorithm.kl_target": 0.1,
@@ -56,7 +61,7 @@ def algorithms_of(row: Row) -> list[str]:
         cls, _, own = group.partition(":")
         fitting = [FAMILIES[begin] for begin in FAMILIES if cls.startswith(begin)]
         every = ["grpo", "dpo", "sft", "reward_model"] if cls == "TrainingArguments" else []
-        found += [own] if own else every or fitting or ["grpo"]
+        found += [OWN.get(own, own)] if own else every or fitting or ["grpo"]
     return list(dict.fromkeys(found))
 
 
@@ -169,6 +174,7 @@ class GRPOConfig:
     steps_per_generation: int | None = None
     num_generations: int = 8
     report_to: str | list[str] = "none"
+    use_vllm: bool = False
     vllm_importance_sampling_correction: bool = True
     vllm_importance_sampling_mode: str = "sequence_mask"
     vllm_importance_sampling_clip_max: float | None = 3.0
@@ -217,6 +223,8 @@ def copied(args: Any, algorithm: str = "grpo", *, with_defaults: bool = False) -
         inner.setdefault(last, ...)
     if not with_defaults:
         given.get("learner", {}).pop("schedule_steps", None)
+        if given.get("algorithm", {}).get("clip_high") is ...:
+            del given["algorithm"]["clip_high"]
     return {name: section for name, section in given.items() if section != {}}
 
 
@@ -294,7 +302,11 @@ def test_advantages_are_those_of_trl(loss_type: str) -> None:
             {"name": "grpo", "reduction": "token"},
         ),
         (
-            {"vllm_importance_sampling_clip_max": 2.0, "vllm_importance_sampling_mode": "token_mask"},
+            {
+                "use_vllm": True,
+                "vllm_importance_sampling_clip_max": 2.0,
+                "vllm_importance_sampling_mode": "token_mask",
+            },
             {
                 "name": "grpo",
                 "reduction": "token",

@@ -244,7 +244,8 @@ def test_other_peers_names_are_translated() -> None:
     for row in rows():
         if row.peer == "TRL" or row.settings == (row.field,) or row.field in OURS:
             continue
-        algorithm = {"dpo": "dpo", "sft": "sft", "rm": "reward_model"}.get(row.groups[0], "grpo")
+        own = {"dpo": "dpo", "sft": "sft", "rm": "reward_model", "pairs": "dpo", "reward": "reward_model"}
+        algorithm = own.get(row.groups[0].rpartition(":")[2], "grpo")
         first = find(row.field.split("."), algorithm)[0]
         assert first.field == row.field
         said = message([f"--{row.field}", "1"], algorithm)

@@ -223,7 +223,7 @@ def test_recorded_pairs_and_an_adapter_of_trl_are_complete() -> None:
     message = said("", yaml.safe_load(theirs))
     copied = yaml.safe_load(block(message))
     assert copied["oracle"] == {"name": "recorded"}
-    assert copied["model"] == {"path": "m", "lora": {"rank": 4}}
+    assert copied["model"] == {"path": "m", "lora": {"rank": 4, "alpha": 32}}
     assert copied["algorithm"] == {"name": "dpo", "beta": 0.2, "prompts": 8}
     assert "\nwrite (choose learner.schedule_steps yourself):" in message
     verl = {"data": {"train_files": "p", "train_batch_size": 4, "max_prompt_length": 8}}

@@ -11,7 +11,16 @@ from typing import Any, get_type_hints
 from oat.config.part_fields import PART_FIELDS
 from oat.config.peers.copied import arguments, escaped, is_python
 from oat.config.peers.objects import Fields, plain
-from oat.config.peers.table import algorithm_of, family_of, is_listed, is_read, names, readers_of
+from oat.config.peers.table import (
+    FILES,
+    algorithm_of,
+    family_of,
+    is_listed,
+    is_read,
+    names,
+    peer_of,
+    readers_of,
+)
 from oat.config.peers.translated import Beside, Leaf, rows_of, translated
 from oat.config.peers.whole import beside
 from oat.config.settings import Config
@@ -63,27 +72,28 @@ def described(
     cls, algorithm = _class_among([value, *unknown.values()], algorithm)
     section = _fields_of(value) if path[-1] in SECTIONS_OF_ARGUMENTS else {}
     is_section = bool(section)
-    own, strange = _parted(_leaves(path, value), valid, algorithm)
-    others, more_strange = _parted(
-        (leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])),
-        valid,
-        algorithm,
-    )
+    first = list(_leaves(path, value))
+    rest = [
+        leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])
+    ]
+    peer = "" if cls or around is None else peer_of(_within_arguments(leaf[0]) for leaf in first + rest)
+    own, strange = _parted(first, valid, algorithm, peer)
+    others, more_strange = _parted(rest, valid, algorithm, peer)
     leaves, is_known = own + others, bool(own)
     is_alone = len(leaves) + len(strange) + len(more_strange) == 1 and not is_section
     guesses = {} if is_alone else _guesses(strange + more_strange, path, valid, algorithm, is_section)
     if is_known or cls or len(leaves) + len(guesses) > 1:
         within = strange + [leaf for leaf in more_strange if len(leaf[0]) > len(path)]
-        rest = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses]
-        if rest:
-            names = ", ".join(f"`{_name((name,))}`" for name in rest[:_MOST])
+        unheard = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses]
+        if unheard:
+            names = ", ".join(f"`{_name((name,))}`" for name in unheard[:_MOST])
             wrong += f" (and no table has {names})" if is_known or cls or is_section else " (no table has it)"
         near = difflib.get_close_matches(_key(path[-1]), valid, n=1, cutoff=0.85) if is_known else []
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
-        first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
-        defaults, note, algorithm = beside(place, leaves, algorithm, cls, around, is_section)
-        more = Beside(defaults, guesses, note)
-        return f"{wrong}; {first}{translated(place, leaves, algorithm, cls, more)}"
+        begin = f"did you mean `{typo[0]}`? " if typo and not cls else ""
+        defaults, worked_out, note, algorithm = beside(place, leaves, algorithm, cls, around, is_section)
+        more = Beside(defaults, guesses, note, worked_out)
+        return f"{wrong}; {begin}{translated(place, leaves, algorithm, cls, more)}"
     if is_section:
         return _of_arguments(place, path, section, valid, algorithm, guesses)
     return f"{wrong}; {_of_one(place, path, value, valid, algorithm)}"
@@ -111,13 +121,21 @@ def _of_one(
 
 
 def _parted(
-    leaves: Iterable[Leaf], valid: Sequence[str], algorithm: str | None
+    leaves: Iterable[Leaf], valid: Sequence[str], algorithm: str | None, peer: str
 ) -> tuple[list[Leaf], list[Leaf]]:
-    """Return the fields of which the tables say what they are called, and the other ones."""
+    """Return the fields of which the tables say what they are called, each behind the name of the peer whose
+    rows alone are meant if there is one, and the other ones."""
     parts: tuple[list[Leaf], list[Leaf]] = ([], [])
-    for leaf in leaves:
-        parts[not _is_translated(leaf[0], valid, algorithm)].append(leaf)
+    for path, value in leaves:
+        sought = (peer, *path) if peer else path
+        is_known = _is_translated(sought, valid, algorithm)
+        parts[not is_known].append((sought if is_known else path, value))
     return parts
+
+
+def _within_arguments(path: tuple[str, ...]) -> str:
+    """Return the name of a field without the section of arguments that it is in."""
+    return ".".join(path[1:] if path[0] in SECTIONS_OF_ARGUMENTS else path)
 
 
 def _beyond(
@@ -252,6 +270,8 @@ def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str |
     """Return True if the tables say what a field is called. A name in common use, which they have without its
     section, says nothing in a section aside, or where the section has a field of a similar name."""
     rows = rows_of(path, algorithm)
+    if path[0] in FILES.values():
+        return bool(rows)
     is_common = len(path) > 1 and bool(rows) and not rows[0].peer and not is_listed(path)
     settings = [setting.split(".") for row in rows for setting in row.settings]
     if not is_common or path[0] in [setting[0] for setting in settings]:

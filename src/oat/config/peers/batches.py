@@ -80,11 +80,14 @@ def optimiser_steps(given: Mapping[str, Any]) -> int | None:
     return None if numbers is None or minibatches is None else minibatches * numbers.get("num_iterations", 1)
 
 
-def betas(given: Mapping[str, Any]) -> dict[str, list[float]] | None:
-    """Return our setting for the betas of AdamW; None: TRL's names do not give them as numbers."""
+def betas(given: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """Return our setting for the betas of AdamW, and what is wrong with them; None: TRL's names do not give
+    them as numbers."""
     both = [given.get(name, default) for name, default in BETAS.items()]
-    are_given = any(name in given for name in BETAS) and all(isinstance(beta, float) for beta in both)
-    return {"learner.betas": both} if are_given else None
+    if not any(name in given for name in BETAS) or not all(type(beta) in (int, float) for beta in both):
+        return None
+    are_right = all(0 <= beta < 1 for beta in both)
+    return ({"learner.betas": both}, "") if are_right else ({"learner.betas": ...}, "at least 0 and below 1")
 
 
 def _counts(given: Mapping[str, Any]) -> dict[str, int] | None:

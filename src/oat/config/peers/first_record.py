@@ -1,4 +1,5 @@
-"""Whether prompts are conversations, by their first record. Only what is near at hand is read."""
+"""Whether prompts are conversations, by their first record, and how many they are. Only what is near at hand
+is read."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from oat.files import seen
 
 _LONGEST = 1_000_000
 """Number of bytes within which the first record of a file is sought."""
+_LARGEST = 20_000_000
+"""Number of bytes of a file whose lines are counted."""
 _COLUMNS = ("prompt", "messages", "conversations", "chosen", "completion")
 """Columns that may have conversations."""
 
@@ -33,6 +36,27 @@ def has_messages(prompts: Any, key: Any = None) -> bool | None:
     if not given:
         return None
     return not isinstance(given, str) and isinstance(given[0], Mapping)
+
+
+def count(prompts: Any) -> int | None:
+    """Return the number of records; None: they are no list and no local file of lines, or it is large.
+
+    Args:
+        prompts: as for `has_messages`.
+    """
+    try:
+        if not isinstance(prompts, str | Path):
+            is_known = isinstance(prompts, list | tuple) or type(prompts).__module__.startswith("datasets.")
+            return len(prompts) if is_known else None
+        path = seen(Path(prompts))
+        if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _LARGEST:
+            return None
+        with path.open("rb") as file:
+            return sum(not line.isspace() for line in file)
+    except BaseException as error:
+        if is_signal(error):
+            raise
+        return None
 
 
 def _first(prompts: Any) -> Mapping[str, Any]:

@@ -3,17 +3,18 @@
 The rows are in the files `*.csv` beside this module, with `|` between the columns:
 
 * group: the classes or commands that have the field, separated by spaces; `GRPOConfig:cispo` is for one of
-  our algorithms alone. `older`: names that the library had before. In `values.csv` it is a setting of ours,
-  and the field is a value that it would have elsewhere;
+  our algorithms alone, and `older:pairs` for one of their families. `older`: names that the library had
+  before. In `values.csv` it is a setting of ours, and the field is a value that it would have elsewhere;
 * field: its name there, with dots if it is in sections;
 * settings: our settings, separated by spaces. None: the name means nothing here. `oat.Trainer(x)` is the
   argument x of `oat.Trainer`;
 * conversion: how a value becomes ours. `=`: it is the same, for every setting of the row. `whole`: so is a
   whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
   other is the same (`whole`: any other whole number; `list`: any other list). On the right, `*` is the value
-  itself, `*-1` one less, `*/s` a number of optimiser steps in steps of the run, `...` a value that the user
-  has to choose, and `-` a setting that is left out whatever other names say. `x.y?=B` gives way to what
-  another name says. Empty: it has to be worked out, as the remark says;
+  itself, `*-1` one less (or, if that is below 0, a value that the user has to choose), `*/s` a number of
+  optimiser steps in steps of the run (`512/s`: this number of them), `...` a value that the user has to
+  choose, and `-` a setting that is left out whatever other names say. `x.y?=B` gives way to what another name
+  says. Empty: it has to be worked out, as the remark says;
 * remark: one sentence on what differs, or why there is no such setting;
 * told: the values for which what differs must be known to use ours, so that it stands beside it in a list of
   several names: `*` any, `~` one that our setting has not, `!A` all but A, `A; B` these. Empty: none.
@@ -26,7 +27,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ PAIRS = frozenset(
     ]
 )
 """Our algorithms for which the names of DPO are the right ones."""
-UNNAMED = ("*", "whole", "list")
-"""Left sides of conversions that stand for values without a name."""
+UNNAMED = ("whole", "list", "*")
+"""Left sides of conversions that stand for values without a name, in the order in which they are tried."""
 LEFT_OUT = object()
 """Value of a setting that is not written."""
 _ADAPTERS = ("lora", "lora_config", "peft", "adapter")
@@ -159,14 +160,17 @@ class Row:
             return self._same(value, self.conversion)
         known = dict(entry.split(" -> ") for entry in self.conversion.split("; ") if entry)
         key = next((key for key in known if key not in UNNAMED and _is_value(key, value)), None)
-        key = key or next((key for key in UNNAMED if key in known), None)
+        others = [key for key in UNNAMED if key in known]
+        key = key or next(
+            (key for key in others if self._same(value, key) is not None), others[-1] if others else None
+        )
         if key is None or known[key] == "=":
             return None if key is None else self._same(value, key)
         if key in UNNAMED and "=*" in known[key] and self._same(value, key) is None:
             return None
         pairs = [pair.split("=", 1) for pair in known[key].split(" & ")] if known[key] != "-" else []
         found = {setting: _ours(text, value, optimiser_steps) for setting, text in pairs}
-        worked_out = [found[setting] for setting, text in pairs if text in ("*-1", "*/s")]
+        worked_out = [found[setting] for setting, text in pairs if text == "*-1" or text.endswith("/s")]
         return None if None in worked_out else found
 
     def _same(self, value: Any, key: str) -> dict[str, Any] | None:
@@ -200,7 +204,8 @@ def find(path: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
     part alone, such as `ppo_mini_batch_size`, is found if only one answer is possible.
 
     Args:
-        path: the name, with the sections around it.
+        path: the name, with the sections around it. If the first of them is the name of a peer, only its rows
+            are sought, and those of names in common use; then a last part needs no `_`.
         algorithm: name of the run's algorithm, which decides among several rows with the name; None: not
             known.
 
@@ -209,21 +214,51 @@ def find(path: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
     """
     by_field, by_last = _indexes()
     parts = [part.replace("-", "_") for part in path]
+    if parts[0] in FILES.values():
+        return _of_peer(parts[0], parts[1:], algorithm)
     for start in range(len(parts)):
         found = by_field.get(".".join(parts[start:]))
         if not found and parts[start] in _ADAPTERS:
             found = by_field.get(".".join((SECTION, *parts[start + 1 :])))
         if found:
             return _fitting(found, algorithm)
-    found = by_last.get(parts[-1], ())
-    if "_" not in parts[-1] or len({(row.settings, row.conversion) for row in found}) != 1:
-        return ()
-    return found[:1]
+    found = by_last.get(parts[-1], ()) if "_" in parts[-1] else ()
+    own = [row for peer in FILES.values() for row in _fitting(_of(found, peer), algorithm)]
+    return tuple(own[:1]) if len({(row.settings, row.conversion) for row in own}) == 1 else ()
+
+
+def _of(found: Iterable[Row], peer: str) -> tuple[Row, ...]:
+    return tuple(row for row in found if row.peer == peer)
+
+
+def _of_peer(peer: str, parts: Sequence[str], algorithm: str | None) -> tuple[Row, ...]:
+    """Return the rows of a name that one peer has; if it has none, those of a name in common use."""
+    by_field, by_last = _indexes()
+    names = [".".join(parts[start:]) for start in range(len(parts))]
+    found = next((own for name in names if (own := _of(by_field.get(name, ()), peer))), ())
+    found = found or tuple(replace(row, field=parts[-1]) for row in _of(by_last.get(parts[-1], ()), peer))
+    found = found or next((own for name in names if (own := _of(by_field.get(name, ()), ""))), ())
+    return _fitting(found, algorithm)
 
 
 def is_listed(path: Sequence[str]) -> bool:
     """Return True if a table has a name with all of its sections."""
     return ".".join(path).replace("-", "_") in _indexes()[0]
+
+
+def peer_of(names: Iterable[str]) -> str:
+    """Return the library that has more than TRL of the names that not both have; "": none has."""
+    by_field, by_last = _indexes()
+    given = {name.replace("-", "_") for name in names}
+    peers = {name: {row.peer for row in (*by_field.get(name, ()), *by_last.get(name, ()))} for name in given}
+    mine = sum("TRL" in each for each in peers.values())
+    theirs = [
+        (sum(peer in each for each in peers.values()), peer)
+        for peer in ("OpenRLHF", "verl")
+        if any(each == {peer} for each in peers.values())
+    ]
+    most, peer = max(theirs, default=(0, ""))
+    return peer if most > mine else ""
 
 
 def names() -> Iterable[str]:
@@ -263,8 +298,9 @@ def _fitting(found: tuple[Row, ...], algorithm: str | None) -> tuple[Row, ...]:
     """Return those of the rows with one field that the first peer has and that belong to the algorithm. If
     none belong to it, or it is not known, return all rows of the peer with different answers."""
     found = tuple(row for row in found if row.peer == found[0].peer)
-    own = tuple(row for row in found if any(group.endswith(f":{algorithm}") for group in row.groups))
-    found = own or tuple(row for row in found if ":" not in row.groups[0])
+    ends = (f":{algorithm}", f":{family_of(algorithm)}")
+    own = [tuple(row for row in found if any(each.endswith(end) for each in row.groups)) for end in ends]
+    found = own[0] or own[1] or tuple(row for row in found if ":" not in row.groups[0])
     kin = _KIN.get(family_of(algorithm) or "", ())
     fitting = [row for row in found if any(group.startswith(kin) for group in row.groups)] if kin else []
     return tuple({row.settings: row for row in reversed(fitting or found)}.values())[::-1]
@@ -308,14 +344,13 @@ def _is_value(key: str, value: Any) -> bool:
 
 
 def _ours(text: str, value: Any, optimiser_steps: int | None) -> Any:
-    """Return our value for a value of the peer's; None: it is not a number, or ours would not be positive or
-    cannot be worked out."""
-    if text == "*/s":
-        number = _number(value)
+    """Return our value for a value of the peer's; None: it is not a number, or ours cannot be worked out."""
+    if text.endswith("/s"):
+        number = _number(value if text == "*/s" else text[:-2])
         return math.ceil(number / optimiser_steps) if number and optimiser_steps else None
     if text == "*-1":
         number = _number(value)
-        return round(number - 1, 12) if number is not None and number > 1 else None
+        return None if number is None else round(number - 1, 12) if number >= 1 else ...
     return {"*": value, "...": ..., "-": LEFT_OUT}.get(text, _value(text))
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from oat.config.peers.adapters import ADAPTER, scaled
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
 from oat.config.peers.copied import arguments, block, code, is_python, plain
-from oat.config.peers.faults import fault_of, near_value
+from oat.config.peers.faults import fault_of, near_value, refused
 from oat.config.peers.rewards import REWARDS, oracle_of
+from oat.config.peers.switches import lacking
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
 from oat.config.peers.theirs import version_of, versions
 
@@ -47,6 +48,7 @@ class Answer:
         fault: what is wrong with the value's type; "": nothing.
         near: the value that the user may have meant; None: the value is not similar to one.
         rounded: how its number was rounded; "": it was not.
+        lacks: what its peer does with it without another field; "": it reads it.
     """
 
     row: Row
@@ -58,6 +60,7 @@ class Answer:
     fault: str = ""
     near: str | None = None
     rounded: str = ""
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,13 @@ class Beside:
         guesses: for each name that no table has, its value and the name that the user may have meant: one of
             a peer's, or one of ours with its section.
         note: a line on what nobody can tell from the names.
+        worked_out: our settings for the user's fields that are worked out from more than these.
     """
 
     defaults: Given = field(default_factory=dict)
     guesses: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     note: str = ""
+    worked_out: Given = field(default_factory=dict)
 
 
 def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
@@ -99,15 +104,16 @@ def translated(
         cls: name of the class of a peer's whose fields they are; None: of none.
         beside: what else the message has.
     """
-    algorithm, answers = _answers(leaves, algorithm)
+    is_alone = len(leaves) == 1 and not cls and not beside.guesses
+    algorithm, answers = _answers(leaves, algorithm, is_alone=is_alone)
     peers = [peer for peer in versions() if any(each.row.peer == peer for each in answers)]
     of = f" ({', '.join(map(version_of, peers))})" if peers else ""
     together = _together(answers, algorithm, is_python=is_python(place))
-    if len(answers) == 1 and not cls and not beside.guesses and not together.keys() & REWARDS:
+    if is_alone and not together.keys() & REWARDS:
         return " ".join(_sentences(place, answers[0])).rstrip(".") + of
     ours_of_class = _of_class(cls, answers)
     lines = [(f"{cls}", entry(place, ours_of_class))] if ours_of_class else []
-    ours = _worked_out(answers, together, ours_of_class)
+    ours = {**_worked_out(answers, together, ours_of_class), **beside.worked_out}
     marked = [name for name in beside.defaults if name not in ours]
     ours |= {name: beside.defaults[name] for name in marked}
     if is_python(place) and algorithm and any(name.startswith("algorithm.") for name in ours):
@@ -138,7 +144,12 @@ def settings_of(leaves: Sequence[Leaf], algorithm: str) -> Given:
 def faulty(leaves: Sequence[Leaf], algorithm: str) -> set[str]:
     """Return the settings about which fields of a peer's say something that has to be worked out."""
     _, answers = _answers([leaf for leaf in leaves if rows_of(leaf[0], algorithm)], algorithm)
-    return {setting for answer in answers if answer.given is None for setting in answer.row.settings}
+    return {
+        setting
+        for answer in answers
+        if answer.given is None and answer.value is not None
+        for setting in answer.row.settings
+    }
 
 
 def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bool) -> Together:
@@ -149,7 +160,7 @@ def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bo
     faults = {"algorithm.prompts": ...}, undivided(given, algorithm)
     groups = (
         (SIZES, faults if faults[1] else step and (step, _ONE_DEVICE)),
-        (tuple(BETAS), (ours, "") if (ours := betas(given)) else None),
+        (tuple(BETAS), betas(given)),
         (REWARDS, oracle_of(given, is_python=is_python)),
         (ADAPTER, scaled(given)),
     )
@@ -207,12 +218,8 @@ def _line(place: str, answer: Answer, together: Together, ours: Given) -> tuple[
     """
     row = answer.row
     given = answer.given
-    if answer.near:
-        meant = entry(place, row.converted(answer.near) or {})
-        return _named(place, row.field, answer.value), f"did you mean {answer.near}? {meant}".rstrip()
-    if answer.fault:
-        said = f"{', '.join(row.settings)}, but the value {answer.fault}"
-        return _named(place, row.field, answer.value), said
+    if answer.lacks or answer.near or answer.fault:
+        return _unread(place, answer)
     if answer.others:
         meanings = (
             f"{', '.join(each.settings) or 'nothing'} in {each.groups[0]}" for each in (row, *answer.others)
@@ -230,12 +237,25 @@ def _line(place: str, answer: Answer, together: Together, ours: Given) -> tuple[
             f"  ({remark})" if remark else ""
         )
     if answer.is_decided:
-        return row.field, "said by the other names"
+        unread = f"no setting: {answer.stranger} does not read it"
+        return row.field, unread if answer.stranger else "said by the other names"
     if given is None and row.settings:
         return row.field, f"{', '.join(row.settings)}: {row.remark}"
     if row.settings and not row.is_told(answer.value, {}):
         return row.field, "no setting needed"
     return row.field, f"no setting{' needed' if row.settings else ''}: {row.remark}"
+
+
+def _unread(place: str, answer: Answer) -> tuple[str, str]:
+    """Return a field that gives no setting with its value, and why."""
+    row = answer.row
+    if answer.lacks:
+        return row.field, f"no setting: {row.peer} {answer.lacks}"
+    if answer.near:
+        meant = entry(place, row.converted(answer.near) or {})
+        return _named(place, row.field, answer.value), f"did you mean {answer.near}? {meant}".rstrip()
+    said = f"{', '.join(row.settings)}, but the value {answer.fault}"
+    return _named(place, row.field, answer.value), said
 
 
 def _guessed(place: str, value: Any, meant: str, algorithm: str | None) -> str:
@@ -288,7 +308,7 @@ def _to_copy(
     known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
     if not known:
         return ""
-    left = [name for name in ours if name not in known]
+    left = [name for name in ours if name not in known and not _is_within(known, name)]
     parts = [f"choose {', '.join(left)}"] if left else []
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
     parts += [f"correct {', '.join(wrong)}"] if wrong else []
@@ -305,44 +325,89 @@ def advice_on_value(path: tuple[str, ...], value: Any) -> str:
     return f"write {_written('', ours)}. {row.remark.rstrip('.')}" if ours else _begun_small(row.remark)
 
 
-def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None, list[Answer]]:
+def _answers(
+    leaves: Sequence[Leaf], algorithm: str | None, *, is_alone: bool = False
+) -> tuple[str | None, list[Answer]]:
     """Return the algorithm that fields name, or that of the run, and the answer about each field. A setting
     that several fields name is that of a field which leaves it out, then of one that does not give way, and
-    then of the one with the fewest settings."""
-    found = [(rows_of(path, algorithm), value) for path, value in leaves]
-    named = [(rows[0].converted(value, algorithm) or {}).get("algorithm.name") for rows, value in found]
-    name = next((name for name in named if name), None)
-    if name and (not family_of(algorithm) or family_of(name) == family_of(algorithm)):
-        algorithm = name
-        found = [(rows_of(path, algorithm), value) for path, value in leaves]
-    steps = optimiser_steps({rows[0].field: value for rows, value in found if rows[0].peer == "TRL"})
-    faults = [fault_of(rows[0], value) for rows, value in found]
-    claimed = [
-        None if fault else rows[0].claimed(value, algorithm, steps)
-        for (rows, value), fault in zip(found, faults, strict=True)
-    ]
-    claims: dict[str, list[tuple[bool, bool, int, int]]] = {}
-    for place, settings in enumerate(claimed):
-        for setting, (ours, gives_way) in (settings or {}).items():
-            claim = (ours is not LEFT_OUT, gives_way, len(settings or {}), -place)
-            claims.setdefault(setting, []).append(claim)
+    then of the one with the fewest settings. What gives way also gives way to a field whose value has to be
+    worked out.
+
+    Args:
+        is_alone: the user asks what a single field is called, so what TRL ignores has its settings too.
+    """
+    algorithm, found = _named_by(leaves, algorithm)
+    theirs = {rows[0].field: value for rows, value in found if rows[0].peer == "TRL"}
+    lacks = [lacking(rows[0].field, theirs, algorithm) if rows[0].peer == "TRL" else "" for rows, _ in found]
+    steps = optimiser_steps(theirs)
+    faults, claimed = [], []
+    for (rows, value), lack in zip(found, lacks, strict=True):
+        settings = {} if lack and not is_alone else rows[0].claimed(value, algorithm, steps)
+        fault = "" if lack and not is_alone else fault_of(rows[0], value) or refused(settings or {})
+        faults.append(fault)
+        claimed.append(None if fault else settings)
+    claims = _claims(found, claimed)
     answers = []
     for place, (rows, value) in enumerate(found):
         settings = claimed[place]
-        won = settings and {each: settings[each][0] for each in settings if -min(claims[each])[3] == place}
+        won = settings and {each: settings[each][0] for each in settings if claims[each][-1] == -place}
         given = won and {setting: ours for setting, ours in won.items() if ours is not LEFT_OUT}
         settings_of_row = list(rows[0].settings if settings is None else settings)
         is_said = bool(settings_of_row) and all(setting in claims for setting in settings_of_row)
         is_said = is_said or (value is True and any(_is_within(claims, each) for each in settings_of_row))
         is_decided = not won and is_said
-        meant = [tuple(given)] if len(rows) == 1 and given is not None else [row.settings for row in rows]
+        meant = [tuple(given)] if len(rows) == 1 and given else [row.settings for row in rows]
         are_read = any(all(is_read(setting, algorithm) for setting in each) for each in meant)
-        stranger = "" if are_read else str(algorithm)
-        near = None if given is not None or rows[1:] else near_value(rows[0], value)
-        how = rounded(value, steps) if given and "=*/s" in rows[0].conversion else ""
-        fault = faults[place]
-        answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger, fault, near, how))
+        is_asked = bool(given) or given is None or is_decided
+        answers.append(
+            Answer(
+                rows[0],
+                rows[1:],
+                value,
+                given,
+                is_decided,
+                "" if are_read or not is_asked else str(algorithm),
+                faults[place],
+                None if given is not None or rows[1:] else near_value(rows[0], value),
+                rounded(value, steps) if given and "=*/s" in rows[0].conversion else "",
+                lacks[place],
+            )
+        )
     return algorithm, answers
+
+
+def _named_by(
+    leaves: Sequence[Leaf], algorithm: str | None
+) -> tuple[str | None, list[tuple[tuple[Row, ...], Any]]]:
+    """Return the algorithm that fields name, or that of the run, and the rows and the value of each field. If
+    a loss of TRL's is an algorithm of another family, the rows are those of TRL's class."""
+    found = [(rows_of(path, algorithm), value) for path, value in leaves]
+    named = [(rows[0].converted(value, algorithm) or {}).get("algorithm.name") for rows, value in found]
+    name = next((name for name in named if name), None)
+    if name and (not family_of(algorithm) or family_of(name) == family_of(algorithm)):
+        return name, [(rows_of(path, name), value) for path, value in leaves]
+    is_loss = any(rows[0].field == "loss_type" for (rows, _), each in zip(found, named, strict=True) if each)
+    return name if is_loss else algorithm, found
+
+
+def _claims(
+    found: Sequence[tuple[tuple[Row, ...], Any]], claimed: Sequence[Mapping[str, tuple[Any, bool]] | None]
+) -> dict[str, tuple[bool, bool, int, int]]:
+    """Return the best claim for each setting; its last part is the place of its field, negative. A setting
+    that gives way to a value that has to be worked out has no place."""
+    open_ones = {
+        setting
+        for (rows, value), settings in zip(found, claimed, strict=True)
+        if settings is None and value is not None
+        for setting in rows[0].settings
+    }
+    claims: dict[str, list[tuple[bool, bool, int, int]]] = {}
+    for place, settings in enumerate(claimed):
+        for setting, (ours, gives_way) in (settings or {}).items():
+            is_open = gives_way and ours is not ... and setting in open_ones
+            claim = (ours is not LEFT_OUT, gives_way, len(settings or {}), 1 if is_open else -place)
+            claims.setdefault(setting, []).append(claim)
+    return {setting: min(all_of_it) for setting, all_of_it in claims.items()}
 
 
 def _is_within(claims: Iterable[str], section: str) -> bool:
@@ -362,6 +427,8 @@ def _sentences(place: str, answer: Answer) -> Iterator[str]:
     yield _sentence(place, answer.row, answer.given, answer)
     for row in answer.others:
         yield _sentence(place, row, row.converted(answer.value), answer)
+    if answer.lacks:
+        yield f"{answer.row.peer} {answer.lacks}."
 
 
 def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:

@@ -56,6 +56,6 @@ def is_endless(ours: Mapping[str, Any]) -> bool:
 def _is_learned(setting: str, value: Any, algorithm: str) -> bool:
     if setting == "algorithm.name":
         return True
-    if setting.partition(".")[0] not in LEARNED or setting.startswith(_ASIDE) or value is ...:
+    if setting.partition(".")[0] not in LEARNED or setting.startswith(_ASIDE):
         return False
     return bool(default_of(setting, algorithm) != (tuple(value) if isinstance(value, list) else value))

@@ -1,12 +1,14 @@
 """What a message about a whole configuration of a peer's says beside what its names are called here: what the
 peer does by default, and with the chat template."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from oat.config.peers.copied import is_python
-from oat.config.peers.first_record import has_messages
+from oat.config.peers.first_record import count, has_messages
+from oat.config.peers.our_defaults import default_of
 from oat.config.peers.table import family_of
 from oat.config.peers.theirs import CLASSES, class_of
 from oat.config.peers.translated import Given, Leaf, entry, rows_of, settings_of
@@ -14,6 +16,10 @@ from oat.config.peers.trl_defaults import LEARNED, by_default
 from oat.config.settings import Config
 
 _END = "learner.schedule_steps is the number of optimiser steps of the run; with stop.max_steps it is known"
+_CAP = (
+    "TRL caps the ratio of cispo at epsilon_high, or else at epsilon, 0.2 by default; here the cap is "
+    "1 + algorithm.clip_high, at least 1"
+)
 _SEVERAL = 3
 """Number of names of a peer's from which on they count as a whole configuration of its."""
 _DEEPEST = 3
@@ -28,9 +34,10 @@ def beside(
     cls: str | None,
     around: Mapping[str, Any] | None,
     is_section: bool,
-) -> tuple[Given, str, str | None]:
-    """Return our settings for what TRL decides by default, lines on what nobody can tell from the names, and
-    the algorithm. If the user gave a few names alone, there are no such settings, and no lines.
+) -> tuple[Given, Given, str, str | None]:
+    """Return our settings for what TRL decides by default, those that are worked out from what is around
+    the names, lines on what nobody can tell from the names, and the algorithm. If the user gave a few names
+    alone, there are no such settings, and no lines.
 
     Args:
         place: where the names were set.
@@ -49,9 +56,9 @@ def beside(
     its = cls or class_of(names, algorithm) or ""
     if around is not None and len([row for row in found if row.peer == "verl"]) >= _SEVERAL:
         said = f"verl puts prompts into the model's chat template: add {_template(place)}"
-        return {}, "" if "render.template" in given else said, algorithm
+        return {}, {}, "" if "render.template" in given else said, algorithm
     if around is None or its not in CLASSES or (not cls and (is_mixed or len({*names}) < _SEVERAL)):
-        return {}, "", algorithm
+        return {}, {}, "", algorithm
     own = given.get("algorithm.name")
     own = own if isinstance(own, str) and family_of(own) == family_of(CLASSES[its]) else None
     algorithm = algorithm or CLASSES[its]
@@ -59,15 +66,34 @@ def beside(
     if around.get("oracle", ...) is ... and not is_python(place):
         defaults["oracle.name"] = ... if CLASSES[its] == "grpo" else "recorded"
     notes = [_END] if "learner.schedule_steps" in defaults else []
-    if "render.template" in given:
-        return defaults, "\n".join(notes), algorithm
+    notes += [_CAP] if defaults.get("algorithm.clip_high") is ... else []
     ours = settings_of(leaves, algorithm)
-    prompts = ours.get("prompts.path", (around or {}).get("prompts"))
+    prompts = ours.get("prompts.path", around.get("prompts"))
     prompts = dict(_within(prompts, "")).get("path", prompts)
-    is_chat = has_messages(prompts, ours.get("prompts.prompt_key", given.get("prompts.prompt_key")))
+    worked_out = {}
+    if ours.get("stop.max_steps") is ...:
+        epochs = [value for path, value in leaves if path[-1].replace("-", "_") == "num_train_epochs"]
+        sizes = {"algorithm.prompts": default_of("algorithm.prompts", algorithm), **defaults, **given, **ours}
+        steps, said = _steps(epochs[0], count(prompts), sizes["algorithm.prompts"], algorithm)
+        worked_out = {"stop.max_steps": steps} if steps else {}
+        notes.append(said)
+    is_open = "render.template" not in given
+    key = ours.get("prompts.prompt_key", given.get("prompts.prompt_key"))
+    is_chat = has_messages(prompts, key) if is_open else False
     if is_chat is None:
         notes.append(f"if prompts are messages, TRL puts them into the chat template: add {_template(place)}")
-    return {**defaults, **(_TEMPLATE if is_chat else {})}, "\n".join(notes), algorithm
+    return {**defaults, **(_TEMPLATE if is_chat else {})}, worked_out, "\n".join(notes), algorithm
+
+
+def _steps(epochs: Any, records: int | None, prompts: Any, algorithm: str | None) -> tuple[int, str]:
+    """Return the number of steps of a part of an epoch, 0 if it is not known, and how it comes about. TRL's
+    GRPO leaves out the records that do not fill a step; the other trainers learn from them."""
+    if not records or type(prompts) is not int or prompts < 1:
+        return 0, f"stop.max_steps is {epochs} x records / algorithm.prompts"
+    is_group = family_of(algorithm) == "group"
+    whole = max(1, records // prompts if is_group else math.ceil(records / prompts))
+    steps = max(1, math.ceil(epochs * whole))
+    return steps, f"stop.max_steps is {epochs} x {records} records / algorithm.prompts {prompts}"
 
 
 _OPEN = ("algorithm.name", "prompts.path", "prompts.prompt_key", "prompts.split")
