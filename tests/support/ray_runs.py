@@ -47,7 +47,7 @@ class RayStrikes:
         self.hits = 0
         self.struck_at = 0.0
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-        monkeypatch.setattr(cluster, "_SHORT", str(self.temporary))
+        monkeypatch.setattr(cluster, "for_sockets", lambda: str(self.temporary))
         monkeypatch.setenv(MARK, str(folder))
         self.doing: dict[tuple[str, int], Callable[[], None]] = {}
         call = RayRemote.call

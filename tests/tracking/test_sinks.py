@@ -197,7 +197,7 @@ def test_no_way_to_fail_touches_training(world: World, tmp_path: Path) -> None:
     flags = ("--run_dir", run_dir, "--tracking.sinks", json.dumps(sinks))
     assert forked(lambda: told("train", plain, *flags), log) == 0, log.read_text()
     assert digest_run(run_dir) == digest_run(tmp_path / "grpo")
-    assert sorted(re.findall("warning: (.*?);", log.read_text())) == [
+    assert sorted(re.findall("warning: (the sink .*?);", log.read_text())) == [
         "the sink three-A lost its process (exit code 3)",
         "the sink three-B was not done 1 s after the last row (its wait_s)",
         "the sink three-C could not be closed: ValueError: no more of this, says nobody",
