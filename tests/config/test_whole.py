@@ -156,7 +156,8 @@ def test_a_wrong_value_is_not_copied(flags: str, wrong: str) -> None:
     field, value = re.findall(r"--(\w+) (\S+)", flags)[0]
     assert block(message).split("\n")[0].strip() == "--algorithm.samples 4"
     assert re.search(rf"\nwrite \(correct {field} yourself\)", message)
-    assert wrong in next(line for line in message.splitlines() if f"--{field} {value} " in line)
+    shown = "..." if value in ("hot", "abc", "many", "much") else value  # any text may be a secret
+    assert wrong in next(line for line in message.splitlines() if f"--{field} {shown} " in line)
     alone = said(flags.partition(" --")[0], {"algorithm": {"name": "grpo"}})
     assert f"{value}`" not in alone.partition("; ")[2]
 

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from oat.errors import ConfigError, is_signal
+
 _DEEPEST = 3
 """Largest number of sections around an object of another library's that is found."""
 
@@ -21,10 +23,10 @@ def faults(given: Mapping[str, Any], unknown: Mapping[str, Any], known: Sequence
     from oat.config.load import algorithm_in
     from oat.config.unknown import SECTIONS_OF_ARGUMENTS, described, described_object, sections_of
 
+    found = [each for name, argument in given.items() for each in _read(name, argument)]
     algorithm = algorithm_in(given)
     objects = [
-        described_object(f"oat.Trainer({path[0]}=...)", path, value, algorithm)
-        for path, value in _objects(given)
+        described_object(f"oat.Trainer({path[0]}=...)", path, value, algorithm) for path, value in found
     ]
     answered = {name: sections_of(name, value, known, algorithm) for name, value in unknown.items()}
     listed = {name: unknown[name] for name, sections in answered.items() if sections is not None}
@@ -39,6 +41,23 @@ def faults(given: Mapping[str, Any], unknown: Mapping[str, Any], known: Sequence
         for group in groups
         for first in sorted(group, key=lambda name: name not in SECTIONS_OF_ARGUMENTS)[:1]
     ]
+
+
+def _read(name: str, value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the places and values of objects of other libraries' configurations in an argument.
+
+    Raises:
+        ConfigError: a value raises when it is read.
+    """
+    try:
+        return list(_objects({name: value}))
+    except BaseException as error:  # a user's object may raise anything
+        if is_signal(error):
+            raise
+        raise ConfigError(
+            f"oat.Trainer({name}=...): it cannot be read, since it raises {type(error).__name__}; give plain "
+            "values, functions or classes"
+        ) from error
 
 
 def _objects(given: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

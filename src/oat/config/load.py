@@ -99,10 +99,7 @@ def convert(
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write "
-            "`field: value` lines below it"
-        )
+        raise ConfigError(_no_section(where(path, origins), _dotted(path), path, data))
     if cls is Config:
         data, algorithm = _without_router(data, origins), algorithm_in(data)
     values: dict[str, Any] = {}
@@ -126,9 +123,23 @@ def convert(
         elif name not in values:
             field = _dotted((*path, name))
             raise ConfigError(
-                f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}"
+                f"{(place := where(path, origins))}: the field `{field}` is missing; add it"
+                + ("" if place.startswith("oat.Trainer") else f", or pass --{field}")
             )
     return cls(**values)
+
+
+def _no_section(place: str, section: str, path: tuple[str, ...], value: Any) -> str:
+    """Return the message about a value in place of a section."""
+    from oat.config.peers.shown import as_text
+
+    form = "`field: value` lines below it"
+    if place.startswith("--"):
+        form = f"one of its fields, as --{section}.field value"
+    elif place.startswith("oat.Trainer("):
+        form = f'{path[0]}={{"field": value}}' if len(path) == 1 else '{"field": value}'
+    shown = as_text(path, value) if path else type(value).__name__
+    return f"{place}: expected fields of {section}, got {shown}; write {form}"
 
 
 @functools.lru_cache
@@ -299,10 +310,11 @@ def _value(
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
+        from oat.config.peers.shown import as_text
         from oat.config.peers.translated import advice_on_value
 
         raise ConfigError(
-            f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; "
+            f"{where(path, origins)}: the field `{_dotted(path)}` is {as_text(path, value)}: {error}; "
             f"{advice_on_value(path, value) or 'correct its value'}"
         ) from None
 
@@ -402,11 +414,16 @@ def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
 
 def _parse(flag: str, text: str) -> Any:
     if not is_utf8(text):
-        raise ConfigError(f"{flag}: {text!r} is no text in UTF-8; give it in UTF-8")
+        raise ConfigError(f"{flag}: the value is no text in UTF-8; give it in UTF-8")
     try:
         value = yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError):
-        raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
+        from oat.config.secrets import is_suspect
+
+        is_ours = flag[2:].partition(".")[0] in Config.__dataclass_fields__ and not is_suspect(flag)
+        raise ConfigError(
+            f"{flag}: cannot read the value{f' {text!r}' if is_ours else ''}; quote it"
+        ) from None
     # YAML would take ` #2` at the end of a folder's name for a comment
     return text if isinstance(value, str) and text[:1] not in ("'", '"') else value
 

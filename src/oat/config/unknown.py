@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 from oat.config.part_fields import PART_FIELDS
 from oat.config.peers.copied import arguments, escaped, is_python
 from oat.config.peers.objects import Fields, plain
-from oat.config.peers.table import algorithm_of, family_of, is_listed, is_read, names, readers_of
+from oat.config.peers.shown import unlisted
+from oat.config.peers.table import algorithm_of, family_of, find, is_listed, is_read, names, readers_of
 from oat.config.peers.translated import Beside, Leaf, rows_of, translated
 from oat.config.peers.whole import beside
 from oat.config.settings import Config
@@ -99,7 +100,9 @@ def _of_one(
         return f"valid here: {', '.join(valid) or 'none'}"
     is_small = last == path[-1].replace("-", "_")
     if not is_small and last not in valid and _is_translated((*path[:-1], last), valid, algorithm):  # `Beta`
-        return f"did you mean `{last}`? {translated(place, [((last,), value)], algorithm)}"
+        return (
+            f"did you mean `{last}`? {translated(place, [_meant(path, value, last, algorithm)], algorithm)}"
+        )
     near = near or _within(last, valid)
     if near and path[-1] not in {name.rpartition(".")[2] for name in field_names()}:
         return f"did you mean `{near[0]}`?"
@@ -135,7 +138,7 @@ def _beyond(
         and _similarity(last, theirs) > _similarity(last, ours)
         and _is_translated((*path[:-1], theirs[0]), valid, algorithm)
     ):
-        said = translated(place, [((theirs[0],), value)], algorithm)
+        said = translated(place, [_meant(path, value, theirs[0], algorithm)], algorithm)
         return f"did you mean `{theirs[0]}`? {said};"
     if found:
         return _proposed(place, found)
@@ -215,19 +218,33 @@ def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:
     """Yield a field and its value or, if the value is a section that no table has as a whole, those of its
-    fields."""
+    fields. Of a section that a table has as a whole, such as `model_init_kwargs`, those of its fields that a
+    table has come first."""
     section = _fields_of(value)
-    if section and (path[-1] == "args" or not is_listed(path) or _is_listed_within(path, section)):
+    if section and (path[-1] == "args" or not _is_known(path) or _is_listed_within(path, section)):
         for name, part in section.items():
             yield from _leaves((*path, str(name)), part)
-    else:
+        return
+    known = [leaf for name, part in section.items() for leaf in _leaves((*path, str(name)), part)]
+    known = [leaf for leaf in known if find(leaf[0], None) and len(leaf[0]) == len(path) + 1]
+    yield from known
+    if not known or len(known) < len(section):
         yield path, value
+
+
+def _is_known(path: tuple[str, ...]) -> bool:
+    """Return True if a table has a name with those of its sections that are no section of arguments."""
+    return any(
+        is_listed(path[start:])
+        for start in range(len(path))
+        if start == 0 or path[start - 1] in SECTIONS_OF_ARGUMENTS
+    )
 
 
 def _is_listed_within(path: tuple[str, ...], section: Mapping[Any, Any]) -> bool:
     """Return True if a table has a field of a section as a whole, such as `reward.remote_url`."""
     return any(
-        is_listed((*path, str(name))) or _is_listed_within((*path, str(name)), _fields_of(part))
+        _is_known((*path, str(name))) or _is_listed_within((*path, str(name)), _fields_of(part))
         for name, part in section.items()
     )
 
@@ -252,6 +269,8 @@ def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str |
     """Return True if the tables say what a field is called. A name in common use, which they have without its
     section, says nothing in a section aside, or where the section has a field of a similar name."""
     rows = rows_of(path, algorithm)
+    if len(path) > 1 and ".".join(path[1:]) in PART_FIELDS.get(path[0], ()):  # ours, of another algorithm
+        return any(row.settings and all(is_read(each, algorithm) for each in row.settings) for row in rows)
     is_common = len(path) > 1 and bool(rows) and not rows[0].peer and not is_listed(path)
     settings = [setting.split(".") for row in rows for setting in row.settings]
     if not is_common or path[0] in [setting[0] for setting in settings]:
@@ -303,8 +322,16 @@ def _guesses(
         section = () if is_section else path[:-1]
         meant = _guess((*section, where[-1]), [] if is_section else valid, algorithm)
         if meant:
-            found[where[-1]] = (value, meant)
+            found[where[-1]] = (_meant(where, value, meant, algorithm)[1], meant)
     return found
+
+
+def _meant(path: tuple[str, ...], value: Any, name: str, algorithm: str | None) -> Leaf:
+    """Return the field that the user may have meant by an unknown one, with its value if a message may show
+    that."""
+    rows = rows_of((name,), algorithm) if "." not in name else ()
+    place = (name,) if rows else (*path[:-1], name)
+    return place, unlisted(path[-1], value, name, rows)
 
 
 def _guess(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> str:

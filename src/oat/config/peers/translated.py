@@ -10,6 +10,7 @@ from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, round
 from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value
 from oat.config.peers.rewards import REWARDS, oracle_of
+from oat.config.peers.shown import listed
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
 from oat.config.peers.theirs import version_of, versions
 
@@ -240,7 +241,7 @@ def _line(place: str, answer: Answer, together: Together, ours: Given) -> tuple[
 
 def _guessed(place: str, value: Any, meant: str, algorithm: str | None) -> str:
     """Return what stands behind the arrow of a name that no table has."""
-    leaves = [((meant,), value)] if "." not in meant else []
+    leaves = [((meant,), value)] if "." not in meant and rows_of((meant,), algorithm) else []
     _, answers = _answers(leaves, algorithm)
     return " ".join([f"did you mean {meant}?", *(_line(place, answer, {}, {})[1] for answer in answers)])
 
@@ -317,6 +318,7 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         found = [(rows_of(path, algorithm), value) for path, value in leaves]
     steps = optimiser_steps({rows[0].field: value for rows, value in found if rows[0].peer == "TRL"})
     faults = [fault_of(rows[0], value) for rows, value in found]
+    found = [(rows, _shown(rows, value)) for rows, value in found]
     claimed = [
         None if fault else rows[0].claimed(value, algorithm, steps)
         for (rows, value), fault in zip(found, faults, strict=True)
@@ -343,6 +345,11 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
         fault = faults[place]
         answers.append(Answer(rows[0], rows[1:], value, given, is_decided, stranger, fault, near, how))
     return algorithm, answers
+
+
+def _shown(rows: Sequence[Row], value: Any) -> Any:
+    """Return a value if a message may show it as one of a field with these rows; otherwise `...`."""
+    return value if any(listed(row, value) is not ... for row in rows) else ...
 
 
 def _is_within(claims: Iterable[str], section: str) -> bool:
