@@ -1,4 +1,4 @@
-"""No message shows a text that may be a secret: whatever name it has, wherever it stands, however it is given."""
+"""No message shows a text that may be a secret, whatever its name is and wherever it stands."""
 
 import dataclasses
 import itertools
@@ -13,6 +13,7 @@ from oat.config.load import load_tree
 from oat.config.peers.rewards import REWARDS
 from oat.config.peers.shown import TEXTS
 from oat.config.peers.table import find, names, rows
+from oat.config.secrets import is_suspect, looks_secret
 from oat.config.settings import Config
 from oat.config.unknown import field_names
 from oat.errors import OatError
@@ -98,13 +99,51 @@ def messages(name: str, value: Any) -> list[str]:
     ]
 
 
-@pytest.mark.sample("0", seconds=60)
-@pytest.mark.parametrize("part", range(40))
+@pytest.mark.sample("[7]", seconds=180)
+@pytest.mark.parametrize("part", range(160))
 def test_no_message_shows_a_secret(part: int) -> None:
-    for name in FIELDS[part::40]:
+    for name in FIELDS[part::160]:
         for given in (name, misspelt(name)[part % 3]):
             listed = [field for row in find(given.split("."), None) for field in (row.field,)]
-            is_open = bool(OPEN & {*listed, given}) or given in OURS
+            is_open = bool({*listed, given} & OPEN or {given, f"learner.{given}"} & OURS)
             for value in (KEY,) if is_open else (MARKER, {"inner": [{"token": MARKER}]}, ["a", MARKER]):
                 for message in messages(given, value):
                     assert (KEY if is_open else MARKER) not in message, (given, value, message)
+
+
+@pytest.mark.parametrize("value", ["hunter", 12345678, {"key": "hunter"}, ["hunter"]])
+def test_the_value_of_a_name_like_that_of_a_secret_is_never_shown(value: Any) -> None:
+    for name in CALLED:
+        for message in messages(name, value):
+            assert "hunter" not in message, name
+            assert "12345678" not in message, name
+
+
+def test_a_secret_in_a_section_of_ours_is_not_copied() -> None:
+    own = {"name": "http", "url": "http://x", "api_key": MARKER, "headers": {"a": MARKER}, "model": KEY}
+    tree = {"evaluation": {"path": "p", "oracle": own}, "lr": 1, "eval_steps": 3}
+    message = told(lambda: load_tree(tree, {(): "r"}, "r", []))
+    assert "url: http://x" in message
+    assert MARKER not in message
+    assert KEY not in message
+    assert KEY not in told(lambda: load_tree({"model": {"path": KEY, "dtype": [KEY]}}, {(): "r"}, "r", []))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_secret"),
+    [
+        ("hf_aBcDeFgHiJkLmNoPqRsT", True),
+        ("http://user:word@host/v1", True),
+        ("5f4dcc3b5aa765d61d8327deb882cf99ab12cd34", True),
+        ("org/Qwen2.5-0.5B-Instruct-20240701", False),
+        ("runs/5f4dcc3b5aa765d61d8327deb882cf99/model", False),
+        ("all-linear", False),
+    ],
+)
+def test_what_looks_like_a_secret(text: str, is_secret: bool) -> None:
+    assert looks_secret(text) == is_secret
+
+
+def test_names_of_counts_of_tokens_are_no_secrets() -> None:
+    assert not any(is_suspect(name) for name in ("max_tokens", "eos_token_id", "tokenizer", "learning_rate"))
+    assert all(is_suspect(name) for name in CALLED)

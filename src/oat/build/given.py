@@ -226,7 +226,12 @@ def check_arguments(needed: Mapping[str, Any], algorithm: Any, sections: Mapping
     unknown = {argument: value for argument, value in sections.items() if argument not in (*known, "router")}
     others = {name: value for name, value in sections.items() if name not in unknown}
     lines = faults({**needed, "algorithm": algorithm, **others}, unknown, known)
-    missing = [argument for argument, value in needed.items() if value is ...]
+    copied = "\n".join(line for each in lines for line in each.splitlines() if " -> " not in line)
+    missing = [
+        argument
+        for argument, value in needed.items()
+        if value is ... and f"\n  {argument}=" not in copied  # the lines to copy have it
+    ]
     if lines or missing:
         asked = f"oat.Trainer: give {', '.join(f'{argument}=...' for argument in missing)} (docs/python.md)"
         raise ConfigError("\n".join([*lines, asked] if missing else lines))

@@ -111,9 +111,16 @@ def convert(
             options[key] = value
         else:
             unknown = {str(name): data[name] for name in data if name not in fields}
+            own = {name: data[name] for name in data if name in fields}
             tree = data if cls is Config else None
             raise unknown_field(
-                (*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm, around=tree
+                (*path, str(key)),
+                fields,
+                origins,
+                unknown=unknown,
+                algorithm=algorithm,
+                around=tree,
+                given=own,
             )
     if "options" in fields:
         values["options"] = options
@@ -177,6 +184,7 @@ def unknown_field(
     unknown: Mapping[str, Any] | None = None,
     algorithm: str | None = None,
     around: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> ConfigError:
     """Return the error about a field that nothing reads, with the message of `oat.config.unknown`.
 
@@ -187,11 +195,13 @@ def unknown_field(
         unknown: the unknown fields of its section, with their values; None: their values are not known.
         algorithm: name of the run's algorithm; None: not known.
         around: the whole tree if the section is the tree itself; None: it is another one.
+        given: the known fields of its section, with their values; None: their values are not known.
     """
     from oat.config.unknown import described
 
     names = sorted(name for name in valid if name != "options")
-    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm, around))
+    place = where(path, origins)
+    return ConfigError(described(place, path, names, hint, unknown or {}, algorithm, around, given))
 
 
 def algorithm_in(tree: Any) -> str | None:

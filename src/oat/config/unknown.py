@@ -40,6 +40,7 @@ def described(
     unknown: Mapping[str, Any],
     algorithm: str | None,
     around: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the message about the first unknown field of a section. It also says what the other ones are
     called here, or what the user may have meant by them.
@@ -57,6 +58,7 @@ def described(
             whose fields are settings, such as TRL's GRPOConfig.
         algorithm: name of the run's algorithm; None: not known.
         around: the whole tree if the section is the tree itself; None: it is another one.
+        given: the known fields of its section, with their values; None: their values are not known.
     """
     unknown = {name: _plain(name, value) for name, value in unknown.items()}
     wrong = f"{escaped(place)}: nothing reads the field `{_name(path)}`{escaped(hint)}"
@@ -83,7 +85,10 @@ def described(
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
         defaults, note, algorithm = beside(place, leaves, algorithm, cls, around, is_section)
-        more = Beside(defaults, guesses, note)
+        tree = dict(given or {})
+        for name in reversed(path[:-1]):
+            tree = {name: tree}
+        more = Beside(defaults, guesses, note, tree)
         return f"{wrong}; {first}{translated(place, leaves, algorithm, cls, more)}"
     if is_section:
         return _of_arguments(place, path, section, valid, algorithm, guesses)
@@ -147,18 +152,11 @@ def _beyond(
     return f"`{others[0]}` is read by {readers}, not by {algorithm};" if readers else ""
 
 
-def sections_of(name: str, value: Any, valid: Sequence[str], algorithm: str | None) -> list[set[str]] | None:
-    """Return our sections for each field with a value that the tables of names have: for an argument of
-    `oat.Trainer`, or for the fields of its value. None: they have neither."""
+def is_answered(name: str, value: Any, valid: Sequence[str], algorithm: str | None) -> bool:
+    """Return True if the tables of names have an argument of `oat.Trainer`, or a field of its value."""
     value = _plain(name, value)
     cls, algorithm = _class_among([value], algorithm)
-    leaves = [leaf for leaf in _leaves((name,), value) if _is_translated(leaf[0], valid, algorithm)]
-    found = [
-        {setting.partition(".")[0] for row in rows_of(path, algorithm) for setting in row.settings}
-        for path, part in leaves
-        if part is not None
-    ]
-    return found if leaves or cls else None
+    return bool(cls) or any(_is_translated(path, valid, algorithm) for path, _ in _leaves((name,), value))
 
 
 def described_object(place: str, path: tuple[str, ...], value: Any, algorithm: str | None) -> str:

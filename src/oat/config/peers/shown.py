@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_origin, get_type_hints
 
-import msgspec
-
 from oat.config.part_fields import PART_FIELDS
 from oat.config.peers.faults import near_value
 from oat.config.peers.objects import Named
@@ -102,7 +100,8 @@ def as_text(path: tuple[str, ...], value: Any) -> str:
         return f"a section with {', '.join(shortened(str(name)) for name in [*value][:4]) or 'no fields'}"
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 1000:
         return "a very large number"
-    is_secret = isinstance(value, str) and looks_secret(value)
+    texts = value if isinstance(value, list) else [value]
+    is_secret = any(isinstance(each, str) and looks_secret(each) for each in texts)
     return "a value that is not shown" if is_secret or is_hidden(path[-1]) else shown(value)
 
 

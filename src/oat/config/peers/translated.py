@@ -9,6 +9,8 @@ from oat.config.peers.adapters import ADAPTER, scaled
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
 from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value
+from oat.config.peers.kept import with_own
+from oat.config.peers.objects import GIVEN
 from oat.config.peers.rewards import REWARDS, oracle_of
 from oat.config.peers.shown import listed
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
@@ -26,6 +28,8 @@ _MARKED = (
     "; a line with `TRL's default` is what TRL does without being told, and differs here: "
     "docs/names.md#trls-defaults"
 )
+_DATASET = "train_dataset"
+_AS_DATASET = f"what you gave as {_DATASET}"
 Leaf = tuple[tuple[str, ...], Any]
 """A field with the sections around it, and its value."""
 Given = dict[str, Any]
@@ -70,11 +74,13 @@ class Beside:
         guesses: for each name that no table has, its value and the name that the user may have meant: one of
             a peer's, or one of ours with its section.
         note: a line on what nobody can tell from the names.
+        own: what the user gave as sections of ours, which the block to copy keeps.
     """
 
     defaults: Given = field(default_factory=dict)
     guesses: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     note: str = ""
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
@@ -113,6 +119,9 @@ def translated(
     ours |= {name: beside.defaults[name] for name in marked}
     if is_python(place) and algorithm and any(name.startswith("algorithm.") for name in ours):
         ours = {"algorithm.name": algorithm, **ours}  # an argument replaces the default `grpo`
+    records = _records(place, answers, ours)
+    whole, comments = with_own(place, {**ours, **records}, beside.own)
+    comments |= dict.fromkeys((name for name in records if records[name] is GIVEN), _AS_DATASET)
     lines += [_line(place, answer, together, ours) for answer in answers]
     lines += [
         (_named(place, name, value), _guessed(place, value, meant, algorithm))
@@ -122,7 +131,8 @@ def translated(
     texts = [f"\n  {name:{wide}} -> {text}" for name, text in lines[:_MOST_LINES]]
     more = f"\n  ... and {len(lines) - _MOST_LINES} more" if lines[_MOST_LINES:] else ""
     wrong = [answer.row.field for answer in answers if answer.fault or answer.near] + [*beside.guesses]
-    copy = _to_copy(place, ours, marked, _open_names(answers, together, ours), wrong)
+    open_names = [name for name in _open_names(answers, together, ours) if not records or name != _DATASET]
+    copy = _to_copy(place, whole, marked, open_names, wrong, comments)
     note = f"\n{beside.note}" if beside.note else ""
     defaults = _MARKED if marked else _DEFAULTS if "TRL" in peers else ""
     end = f"\ndocs/names.md says more{of}{defaults}" if answers else ""
@@ -180,6 +190,14 @@ def _worked_out(answers: Sequence[Answer], together: Together, begin: Given) -> 
         given = together[answer.row.field][0] if answer.row.field in together else answer.given or {}
         ours |= {} if answer.others or answer.stranger else given
     return ours
+
+
+def _records(place: str, answers: Sequence[Answer], ours: Given) -> Given:
+    """Return our setting for the data that TRL's trainers take, from Python."""
+    value = next((answer.value for answer in answers if answer.row.field == _DATASET), None)
+    if value is None or not is_python(place) or "prompts.path" in ours:
+        return {}
+    return {"prompts.path": value if isinstance(value, str) else GIVEN}
 
 
 def _open_names(answers: Sequence[Answer], together: Together, ours: Given) -> list[str]:
@@ -278,6 +296,7 @@ def _to_copy(
     marked: Sequence[str],
     open_names: Sequence[str],
     wrong: Sequence[str],
+    comments: Mapping[str, str],
 ) -> str:
     """Return the settings with known values in a form that can be copied, and the names of the others.
 
@@ -285,6 +304,7 @@ def _to_copy(
         marked: settings that a peer decides by default.
         open_names: fields whose settings the user has to work out.
         wrong: names and fields with values that the user has to correct.
+        comments: comments on settings whose values cannot be written.
     """
     known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
     if not known:
@@ -294,7 +314,7 @@ def _to_copy(
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
     parts += [f"correct {', '.join(wrong)}"] if wrong else []
     without = f" ({', and '.join(parts)} yourself)" if parts else ""
-    return f"\nwrite{without}:{block(place, known, marked)}"
+    return f"\nwrite{without}:{block(place, known, marked, comments)}"
 
 
 def advice_on_value(path: tuple[str, ...], value: Any) -> str:
@@ -312,7 +332,7 @@ def _answers(leaves: Sequence[Leaf], algorithm: str | None) -> tuple[str | None,
     then of the one with the fewest settings."""
     found = [(rows_of(path, algorithm), value) for path, value in leaves]
     named = [(rows[0].converted(value, algorithm) or {}).get("algorithm.name") for rows, value in found]
-    name = next((name for name in named if name), None)
+    name = next((name for name in named if isinstance(name, str) and family_of(name)), None)
     if name and (not family_of(algorithm) or family_of(name) == family_of(algorithm)):
         algorithm = name
         found = [(rows_of(path, algorithm), value) for path, value in leaves]
@@ -376,6 +396,8 @@ def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
     name = _of(row) + ("" if not answer.others else f" ({', '.join(row.groups)})")
     given = dict.fromkeys(row.settings, ...) if ours is None else ours
     python = f" (from Python: {arguments(given)})" if given and is_python(place) else ""
+    if python and row.field == _DATASET:
+        python = f" (from Python: prompts=..., with {_AS_DATASET})"
     if not row.settings:
         return f"{name} means nothing here: {_begun_small(row.remark)}."
     if not given:

@@ -56,18 +56,29 @@ def beside(
     own = own if isinstance(own, str) and family_of(own) == family_of(CLASSES[its]) else None
     algorithm = algorithm or CLASSES[its]
     defaults = by_default(its, leaves, own, [name for name in given if name != "algorithm.name" or own])
-    if around.get("oracle", ...) is ... and not is_python(place):
-        defaults["oracle.name"] = ... if CLASSES[its] == "grpo" else "recorded"
+    if around.get("oracle", ...) is not ... and given.get("oracle.name") != "recorded":
+        defaults.pop("prompts.too_long", None)  # responses are sampled, so no record of them is cut
+    if around.get("oracle", ...) is ... and CLASSES[its] != "grpo":
+        defaults["oracle.name"] = "recorded"
+    elif around.get("oracle", ...) is ... and not is_python(place):
+        defaults["oracle.name"] = ...
     notes = [_END] if "learner.schedule_steps" in defaults else []
     if "render.template" in given:
         return defaults, "\n".join(notes), algorithm
     ours = settings_of(leaves, algorithm)
-    prompts = ours.get("prompts.path", (around or {}).get("prompts"))
+    prompts = ours.get("prompts.path", _data(around, leaves))
     prompts = dict(_within(prompts, "")).get("path", prompts)
     is_chat = has_messages(prompts, ours.get("prompts.prompt_key", given.get("prompts.prompt_key")))
     if is_chat is None:
         notes.append(f"if prompts are messages, TRL puts them into the chat template: add {_template(place)}")
     return {**defaults, **(_TEMPLATE if is_chat else {})}, "\n".join(notes), algorithm
+
+
+def _data(around: Mapping[str, Any], leaves: Sequence[Leaf]) -> Any:
+    """Return what the user gave as data, by our name or by TRL's."""
+    within = [value for path, value in leaves if path[-1] == "train_dataset"]
+    found = [around.get(name, ...) for name in ("prompts", "train_dataset")] + within
+    return next((value for value in found if value is not ...), None)
 
 
 _OPEN = ("algorithm.name", "prompts.path", "prompts.prompt_key", "prompts.split")
