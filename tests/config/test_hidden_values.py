@@ -99,10 +99,10 @@ def messages(name: str, value: Any) -> list[str]:
     ]
 
 
-@pytest.mark.sample("[7]", seconds=180)
-@pytest.mark.parametrize("part", range(160))
+@pytest.mark.sample("7", seconds=240)
+@pytest.mark.parametrize("part", range(800))
 def test_no_message_shows_a_secret(part: int) -> None:
-    for name in FIELDS[part::160]:
+    for name in FIELDS[part::800]:
         for given in (name, misspelt(name)[part % 3]):
             listed = [field for row in find(given.split("."), None) for field in (row.field,)]
             is_open = bool({*listed, given} & OPEN or {given, f"learner.{given}"} & OURS)
@@ -111,7 +111,7 @@ def test_no_message_shows_a_secret(part: int) -> None:
                     assert (KEY if is_open else MARKER) not in message, (given, value, message)
 
 
-@pytest.mark.parametrize("value", ["hunter", 12345678, {"key": "hunter"}, ["hunter"]])
+@pytest.mark.parametrize("value", ["hunter", 12345678])
 def test_the_value_of_a_name_like_that_of_a_secret_is_never_shown(value: Any) -> None:
     for name in CALLED:
         for message in messages(name, value):

@@ -77,7 +77,7 @@ def described(
     guesses = {} if is_alone else _guesses(strange + more_strange, path, valid, algorithm, is_section)
     if is_known or cls or len(leaves) + len(guesses) > 1:
         within = strange + [leaf for leaf in more_strange if len(leaf[0]) > len(path)]
-        rest = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses]
+        rest = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses and not _is_ours(leaf[0])]
         if rest:
             names = ", ".join(f"`{_name((name,))}`" for name in rest[:_MOST])
             wrong += f" (and no table has {names})" if is_known or cls or is_section else " (no table has it)"
@@ -85,10 +85,7 @@ def described(
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
         defaults, note, algorithm = beside(place, leaves, algorithm, cls, around, is_section)
-        tree = dict(given or {})
-        for name in reversed(path[:-1]):
-            tree = {name: tree}
-        more = Beside(defaults, guesses, note, tree)
+        more = Beside(defaults, guesses, note, _nested(path[:-1], given or {}))
         return f"{wrong}; {first}{translated(place, leaves, algorithm, cls, more)}"
     if is_section:
         return _of_arguments(place, path, section, valid, algorithm, guesses)
@@ -101,7 +98,7 @@ def _of_one(
     """Return what a message says about a field that no table has, if nothing is said about others."""
     last = _key(path[-1])
     near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
-    if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):  # another part reads it
+    if _is_ours(path):
         return f"valid here: {', '.join(valid) or 'none'}"
     is_small = last == path[-1].replace("-", "_")
     if not is_small and last not in valid and _is_translated((*path[:-1], last), valid, algorithm):  # `Beta`
@@ -181,6 +178,16 @@ def described_object(place: str, path: tuple[str, ...], value: Any, algorithm: s
 def _plain(name: str, value: Any) -> Any:
     """Return the value of a field as plain data; of an object that has all arguments, its attributes."""
     return plain(value, is_section=name in SECTIONS_OF_ARGUMENTS)
+
+
+def _is_ours(path: tuple[str, ...]) -> bool:
+    """Return True for a setting of ours, if only of another algorithm or engine than the run's."""
+    return ".".join(path[1:]) in PART_FIELDS.get(path[0], ())
+
+
+def _nested(sections: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return fields in sections within each other."""
+    return {sections[0]: _nested(sections[1:], fields)} if sections else fields
 
 
 def _key(name: str) -> str:
@@ -267,7 +274,7 @@ def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str |
     """Return True if the tables say what a field is called. A name in common use, which they have without its
     section, says nothing in a section aside, or where the section has a field of a similar name."""
     rows = rows_of(path, algorithm)
-    if len(path) > 1 and ".".join(path[1:]) in PART_FIELDS.get(path[0], ()):  # ours, of another algorithm
+    if _is_ours(path):
         return any(row.settings and all(is_read(each, algorithm) for each in row.settings) for row in rows)
     is_common = len(path) > 1 and bool(rows) and not rows[0].peer and not is_listed(path)
     settings = [setting.split(".") for row in rows for setting in row.settings]
@@ -337,7 +344,7 @@ def _guess(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -
     "": none is."""
     last = _key(path[-1])
     section = ".".join(path[:-1])
-    if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):
+    if _is_ours(path):
         return ""
     near = difflib.get_close_matches(last, valid, n=1, cutoff=_LEAST_SIMILAR)
     ours = [f"{section}.{name}".strip(".") for name in near] + _elsewhere(path, valid, algorithm)[:1]
