@@ -59,7 +59,7 @@ def said(flags: str, tree: dict[str, Any]) -> str:
 
 def of_file(tree: dict[str, Any], *flags: str) -> str:
     """Return the message about a file in the working directory."""
-    Path("own.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    Path("own.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         resolve(*load_config("own.yaml", flags))
     return str(refused.value)
@@ -286,6 +286,9 @@ def test_a_setting_of_ours_of_another_algorithm_is_no_name_of_a_peers(here: Path
     message = of_file(tree, "--algorithm", "dpo")
     assert "is read by grpo" in message
     assert "kl_ctrl" not in message
+    beside = of_file({**tree, "algorithm": {"name": "dpo", "num_generations": 4, "kl_coef": 0.1}})
+    assert "`algorithm.kl_coef` is read by grpo" in beside
+    assert "no table" not in beside
 
 
 def test_a_value_in_place_of_a_section_is_answered_in_its_form() -> None:

@@ -81,6 +81,7 @@ def described(
         if rest:
             names = ", ".join(f"`{_name((name,))}`" for name in rest[:_MOST])
             wrong += f" (and no table has {names})" if is_known or cls or is_section else " (no table has it)"
+        wrong += _strangers([leaf[0] for leaf in strange + more_strange if leaf[0] != path], algorithm)
         near = difflib.get_close_matches(_key(path[-1]), valid, n=1, cutoff=0.85) if is_known else []
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         first = f"did you mean `{typo[0]}`? " if typo and not cls else ""
@@ -183,6 +184,14 @@ def _plain(name: str, value: Any) -> Any:
 def _is_ours(path: tuple[str, ...]) -> bool:
     """Return True for a setting of ours, if only of another algorithm or engine than the run's."""
     return ".".join(path[1:]) in PART_FIELDS.get(path[0], ())
+
+
+def _strangers(paths: Sequence[tuple[str, ...]], algorithm: str | None) -> str:
+    """Return what a message says about settings of ours that other algorithms than the run's read; "": there
+    are none."""
+    found = [".".join(path) for path in paths if _is_ours(path) and readers_of(".".join(path))]
+    said = [f"`{name}` is read by {', '.join(readers_of(name))}" for name in found[:_MOST]]
+    return f" ({'; '.join(said)}; not by {algorithm})" if said else ""
 
 
 def _nested(sections: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any]:
