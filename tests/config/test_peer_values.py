@@ -214,6 +214,8 @@ def copied(args: Any, algorithm: str = "grpo", *, with_defaults: bool = False) -
     lines = said.splitlines()
     said = "\n".join(line for line in lines if with_defaults or not line.endswith(MARK))
     given: dict[str, Any] = eval(f"dict({said[said.index(':') + 1 :]})", {})
+    if given.get("prompts") == {"path": "p"}:  # it is the user's own
+        del given["prompts"]
     chosen = re.match(r" \(choose (.*?)(, and work| yourself)", said)
     for setting in chosen[1].split(", ") if chosen else []:
         *sections, last = setting.split(".")

@@ -142,7 +142,7 @@ def test_the_fields_of_an_adapter_become_the_section() -> None:
     lora = package.Trainer(oracle=right, prompts="p", **ours).config.model.lora
     assert lora is not None
     assert (lora.rank, lora.alpha, lora.targets) == (4, 8.0, ("q_proj", "v_proj"))
-    assert "choose model.path" in refused(model=object(), peft_config=ADAPTER)
+    assert to_copy(refused(model=object(), peft_config=ADAPTER))["model"] == {"path": ..., "lora": SECTION}
     assert "alpha: 8" in load_error({"model": {"path": "m", "lora": ADAPTER}})
 
 
@@ -159,6 +159,97 @@ def test_an_adapter_of_peft_is_its_fields() -> None:
     assert to_copy(within)["model"]["lora"] == SECTION
     assert "choose model.lora.targets" in refused(model={"path": "m", "lora": LoraConfig()})
     assert "peft_config.r" not in refused(peft_config=IA3Config(), beta=0.1)
+
+
+RECORDS = [{"prompt": "2 + 2", "chosen": "4", "rejected": "5"}]
+DPO = {"beta": 0.2, "loss_type": "ipo", "learning_rate": 1e-5, "max_steps": 3}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"prompts": "pairs.jsonl", "oracle": "recorded", "algorithm": "dpo"},
+        {"prompts": ["a.jsonl", "b.jsonl"], "oracle": "recorded", "algorithm": {"name": "dpo", "epochs": 2}},
+        {"prompts": RECORDS, "oracle": "recorded", "algorithm": "dpo"},
+        {"prompts": {"path": RECORDS, "max_prompts": 3}, "oracle": "recorded", "algorithm": "dpo"},
+        {
+            "prompts": {"path": "p", "prompt_key": "q"},
+            "oracle": {"name": brief},
+            "algorithm": "dpo",
+            "learner": {"weight_decay": 0.1},
+            "model": {"path": "n", "lora": {"rank": 3}},
+            "stop": {"max_queries": 7},
+        },
+    ],
+)
+@pytest.mark.parametrize("given", [DPO, {"args": DPO}, {"args": {**DPO, "peft_config": {"lora_alpha": 8}}}])
+def test_what_is_to_be_copied_keeps_what_the_user_gave(own: dict[str, Any], given: dict[str, Any]) -> None:
+    """The lines, as arguments in place of the user's, are accepted and lose nothing."""
+    message = refused(**own, **given)
+    said = message.partition("\nwrite")[2].partition("\ndocs/")[0]
+    copied = eval(f"dict({said[said.index(':') + 1 :]})", globals())
+    for name, section in copied.items():
+        main = "path" if name in ("model", "prompts") else "name"
+        before = own.get(name, {})
+        before = before if isinstance(before, dict) else {main: before}
+        section |= {field: before[field] for field in before if section.get(field) is ...}
+        kept = {field: section.get(field) for field in before if field != "name" and field != "lora"}
+        assert kept == {field: value for field, value in before.items() if field in kept}
+        assert section.get("lora", {}).get("rank", 3) == before.get("lora", {}).get("rank", 3)
+    if "schedule" in copied["learner"]:
+        copied["learner"]["schedule_steps"] = 3
+    config = package.Trainer(**{"model": "m", **own, **copied}).config
+    assert config.algorithm.name == "ipo"
+    assert config.learner.learning_rate == 1e-5
+
+
+def test_an_object_of_dpo_needs_no_oracle_and_no_further_line() -> None:
+    cls = dataclasses.make_dataclass("DPOConfig", [(name, Any, None) for name in DPO])
+    cls.__module__ = "trl.trainer"
+    message = refused(oracle=..., prompts=..., train_dataset=RECORDS, args=cls(**DPO))
+    assert "\n" not in message.rpartition("\ndocs/")[2], "neither oracle nor prompts is missing"
+    assert '"name": "recorded"' in message
+    assert "\n  prompts={" in message
+    assert "# what you gave as train_dataset" in message
+    assert "template" not in message, "the first record is text"
+
+
+class Raising:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def within_itself() -> Any:
+    tree: dict[str, Any] = {}
+    tree["a"] = tree
+    return tree
+
+
+def deep() -> Any:
+    tree: Any = {}
+    for _ in range(3000):
+        tree = {"a": tree}
+    return tree
+
+
+@pytest.mark.parametrize("make", [Raising, within_itself, deep])
+def test_a_value_that_cannot_be_read_is_named_with_its_argument(make: Any) -> None:
+    for name, section in (
+        ("learner", {"learning_rate": make()}),
+        ("model", {"path": "m", "lora": make()}),
+        ("evaluation", {"path": "p", "oracle": make()}),
+        ("algorithm", make()),
+        ("oracle", make()),
+        ("seed", make()),
+    ):
+        assert refused(**{name: section}).startswith(f"oat.Trainer({name}=...): ")
+
+
+def test_an_oracle_without_its_name_is_answered() -> None:
+    for oracle in ({"path": "x"}, {}):
+        assert "`oracle.name`" in refused(oracle=oracle)
+    assert "`learner" not in refused(learner=1e-5)
+    assert 'learner={"' in refused(learner=1e-5)
 
 
 def load_error(tree: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from oat.config.arguments import faults
 from oat.config.settings import DEFAULT_PARTS, Config
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
-from oat.errors import ConfigError, DataError
+from oat.errors import ConfigError, DataError, OatError, is_signal
 from oat.files import remove, saying_what_is_free, seen
 from oat.models.frozen import EVERY, frozen_in
 from oat.models.identity import hold_same
@@ -30,6 +30,8 @@ from oat.rundir.mark import is_begun
 Tree = dict[str, Any]
 """A configuration as nested dicts. Their values may still be objects."""
 
+_DEEPEST = 50
+"""Largest number of sections and lists within each other in an argument."""
 _PLAIN = (str, int, float, bool, type(None), date)
 _FILES = (
     ("model", "path", "model"),
@@ -76,12 +78,32 @@ class Given:
             place: the path of the value in the tree: section and fields.
 
         Raises:
-            ConfigError: two different objects have the same name.
+            ConfigError: two different objects have the same name, a value is within itself or too deep, or
+                it raises when it is read.
         """
+        if len(place) > _DEEPEST:
+            raise ConfigError(
+                f"oat.Trainer({place[0]}=...): `{'.'.join(place[:4])}` has more than {_DEEPEST} sections and "
+                "lists within each other, or is within itself; give plain values"
+            )
+        try:
+            return self._plain(value, place)
+        except OatError:
+            raise
+        except BaseException as error:  # a user's object may raise anything
+            if is_signal(error):
+                raise
+            raise ConfigError(
+                f"oat.Trainer({place[0]}=...): `{'.'.join(place[:4])}` cannot be read, since it raises "
+                f"{type(error).__name__}; give a plain value, a function or a class"
+            ) from error
+
+    def _plain(self, value: Any, place: tuple[str, ...]) -> Any:
+        """Do the work of `plain`."""
         if isinstance(value, Mapping):
             return {str(key): self.plain(item, (*place, str(key))) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.plain(item, place) for item in value]
+            return [self.plain(item, (*place, str(row))) for row, item in enumerate(value)]
         if isinstance(value, Path):
             return str(value)
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
@@ -204,7 +226,12 @@ def check_arguments(needed: Mapping[str, Any], algorithm: Any, sections: Mapping
     unknown = {argument: value for argument, value in sections.items() if argument not in (*known, "router")}
     others = {name: value for name, value in sections.items() if name not in unknown}
     lines = faults({**needed, "algorithm": algorithm, **others}, unknown, known)
-    missing = [argument for argument, value in needed.items() if value is ...]
+    copied = "\n".join(line for each in lines for line in each.splitlines() if " -> " not in line)
+    missing = [
+        argument
+        for argument, value in needed.items()
+        if value is ... and f"\n  {argument}=" not in copied  # the lines to copy have it
+    ]
     if lines or missing:
         asked = f"oat.Trainer: give {', '.join(f'{argument}=...' for argument in missing)} (docs/python.md)"
         raise ConfigError("\n".join([*lines, asked] if missing else lines))
@@ -280,11 +307,11 @@ def _section(given: Any, field: str) -> Tree:
 def _mixed(section: Tree) -> Tree:
     """If `name` in an oracle's section is a list of oracles, return the section of a mixture of these
     oracles. Otherwise return the section unchanged."""
-    if not isinstance(section["name"], list | tuple):
+    if not isinstance(section.get("name"), list | tuple):
         return section
     sources = [_section(each, "name") for each in section["name"]]
     for source in sources:
-        if not isinstance(source["name"], str):
+        if "name" in source and not isinstance(source["name"], str):
             source.setdefault("label", name_of(source["name"]))
     return {**section, "name": "mixture", "sources": sources}
 

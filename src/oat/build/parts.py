@@ -41,7 +41,7 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
     try:
         registry.refuse_unknown(name)
     except ConfigError as error:
-        from oat.config.peers.translated import advice_on_value
+        from oat.config.peers.answer import advice_on_value
 
         advice = advice_on_value((section, "name"), name)
         said = f"there is no {section} {name!r}; {advice}" if advice else str(error)
@@ -83,8 +83,16 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
             ]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
             unknown = {name: value for name, value in component.options.items() if name not in names}
+            own = {"name": component.name, **component.options}
+            own = {name: value for name, value in own.items() if name not in unknown}
             raise unknown_field(
-                (section, option), names, origins, hint, unknown=unknown, algorithm=config.algorithm.name
+                (section, option),
+                names,
+                origins,
+                hint,
+                unknown=unknown,
+                algorithm=config.algorithm.name,
+                given=own,
             )
     options = dataclasses.asdict(convert(cls, component.options, (section,), origins))
     return Component(component.name, options)

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from oat.errors import ConfigError, is_signal
+
 _DEEPEST = 3
 """Largest number of sections around an object of another library's that is found."""
 
@@ -19,26 +21,38 @@ def faults(given: Mapping[str, Any], unknown: Mapping[str, Any], known: Sequence
         known: the names of all arguments that there are.
     """
     from oat.config.load import algorithm_in
-    from oat.config.unknown import SECTIONS_OF_ARGUMENTS, described, described_object, sections_of
+    from oat.config.unknown import SECTIONS_OF_ARGUMENTS, described, described_object, is_answered
 
+    found = [each for name, argument in given.items() for each in _read(name, argument)]
     algorithm = algorithm_in(given)
     objects = [
-        described_object(f"oat.Trainer({path[0]}=...)", path, value, algorithm)
-        for path, value in _objects(given)
+        described_object(f"oat.Trainer({path[0]}=...)", path, value, algorithm) for path, value in found
     ]
-    answered = {name: sections_of(name, value, known, algorithm) for name, value in unknown.items()}
-    listed = {name: unknown[name] for name, sections in answered.items() if sections is not None}
-    sections = [section for found in answered.values() for section in found or ()]
-    has_no_section = given["model"] is not ... and not isinstance(given["model"], Mapping)
-    if has_no_section and len(sections) > 1 and any("model" in each for each in sections):
-        listed["model"] = given["model"]  # what can be copied then has the model's path
+    listed = {name: value for name, value in unknown.items() if is_answered(name, value, known, algorithm)}
     groups = ([listed] if listed else []) + [{name: unknown[name]} for name in unknown if name not in listed]
     around = {**given, **unknown}
     return objects + [
-        described(f"oat.Trainer({first}=...)", (first,), sorted(known), "", group, algorithm, around)
+        described(f"oat.Trainer({first}=...)", (first,), sorted(known), "", group, algorithm, around, given)
         for group in groups
         for first in sorted(group, key=lambda name: name not in SECTIONS_OF_ARGUMENTS)[:1]
     ]
+
+
+def _read(name: str, value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the places and values of objects of other libraries' configurations in an argument.
+
+    Raises:
+        ConfigError: a value raises when it is read.
+    """
+    try:
+        return list(_objects({name: value}))
+    except BaseException as error:  # a user's object may raise anything
+        if is_signal(error):
+            raise
+        raise ConfigError(
+            f"oat.Trainer({name}=...): it cannot be read, since it raises {type(error).__name__}; give plain "
+            "values, functions or classes"
+        ) from error
 
 
 def _objects(given: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -99,10 +99,7 @@ def convert(
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write "
-            "`field: value` lines below it"
-        )
+        raise ConfigError(_no_section(where(path, origins), _dotted(path), path, data))
     if cls is Config:
         data, algorithm = _without_router(data, origins), algorithm_in(data)
     values: dict[str, Any] = {}
@@ -114,9 +111,16 @@ def convert(
             options[key] = value
         else:
             unknown = {str(name): data[name] for name in data if name not in fields}
+            own = {name: data[name] for name in data if name in fields}
             tree = data if cls is Config else None
             raise unknown_field(
-                (*path, str(key)), fields, origins, unknown=unknown, algorithm=algorithm, around=tree
+                (*path, str(key)),
+                fields,
+                origins,
+                unknown=unknown,
+                algorithm=algorithm,
+                around=tree,
+                given=own,
             )
     if "options" in fields:
         values["options"] = options
@@ -126,9 +130,23 @@ def convert(
         elif name not in values:
             field = _dotted((*path, name))
             raise ConfigError(
-                f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}"
+                f"{(place := where(path, origins))}: the field `{field}` is missing; add it"
+                + ("" if place.startswith("oat.Trainer") else f", or pass --{field}")
             )
     return cls(**values)
+
+
+def _no_section(place: str, section: str, path: tuple[str, ...], value: Any) -> str:
+    """Return the message about a value in place of a section."""
+    from oat.config.peers.shown import as_text
+
+    form = "`field: value` lines below it"
+    if place.startswith("--"):
+        form = f"one of its fields, as --{section}.field value"
+    elif place.startswith("oat.Trainer("):
+        form = f'{path[0]}={{"field": value}}' if len(path) == 1 else '{"field": value}'
+    shown = as_text(path, value) if path else type(value).__name__
+    return f"{place}: expected fields of {section}, got {shown}; write {form}"
 
 
 @functools.lru_cache
@@ -166,6 +184,7 @@ def unknown_field(
     unknown: Mapping[str, Any] | None = None,
     algorithm: str | None = None,
     around: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> ConfigError:
     """Return the error about a field that nothing reads, with the message of `oat.config.unknown`.
 
@@ -176,11 +195,13 @@ def unknown_field(
         unknown: the unknown fields of its section, with their values; None: their values are not known.
         algorithm: name of the run's algorithm; None: not known.
         around: the whole tree if the section is the tree itself; None: it is another one.
+        given: the known fields of its section, with their values; None: their values are not known.
     """
     from oat.config.unknown import described
 
     names = sorted(name for name in valid if name != "options")
-    return ConfigError(described(where(path, origins), path, names, hint, unknown or {}, algorithm, around))
+    place = where(path, origins)
+    return ConfigError(described(place, path, names, hint, unknown or {}, algorithm, around, given))
 
 
 def algorithm_in(tree: Any) -> str | None:
@@ -299,10 +320,11 @@ def _value(
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
-        from oat.config.peers.translated import advice_on_value
+        from oat.config.peers.answer import advice_on_value
+        from oat.config.peers.shown import as_text
 
         raise ConfigError(
-            f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; "
+            f"{where(path, origins)}: the field `{_dotted(path)}` is {as_text(path, value)}: {error}; "
             f"{advice_on_value(path, value) or 'correct its value'}"
         ) from None
 
@@ -402,11 +424,16 @@ def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
 
 def _parse(flag: str, text: str) -> Any:
     if not is_utf8(text):
-        raise ConfigError(f"{flag}: {text!r} is no text in UTF-8; give it in UTF-8")
+        raise ConfigError(f"{flag}: the value is no text in UTF-8; give it in UTF-8")
     try:
         value = yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError):
-        raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
+        from oat.config.secrets import is_suspect
+
+        is_ours = flag[2:].partition(".")[0] in Config.__dataclass_fields__ and not is_suspect(flag)
+        raise ConfigError(
+            f"{flag}: cannot read the value{f' {text!r}' if is_ours else ''}; quote it"
+        ) from None
     # YAML would take ` #2` at the end of a folder's name for a comment
     return text if isinstance(value, str) and text[:1] not in ("'", '"') else value
 

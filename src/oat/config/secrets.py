@@ -35,6 +35,11 @@ _KNOWN = re.compile(
 """Pattern of keys with a known form: those of some services, and any key after `Bearer`."""
 _SHORTEST = 6
 """Least number of characters of a value that is hidden in texts."""
+_SUSPECT = re.compile(
+    r"key|tok[en]{0,2}n(?!s|i|_?id)|secret|passw|passphrase|pwd|auth|cred|api|cookie|bearer|header", re.I
+)
+_RANDOM = re.compile(r"(?<![\w./-])(?=(?:[A-Za-z]*\d){3})(?=(?:\d*[A-Za-z]){3})[A-Za-z0-9]{20,}(?![\w./-])")
+"""Pattern of a long word of letters and digits in which no path and no name has a part."""
 
 
 class Hider:
@@ -78,6 +83,17 @@ def is_hidden(name: str) -> bool:
     """Return True if the field's name sounds like a secret, or the field holds headers. Its value is then
     hidden."""
     return bool(_FIELD.fullmatch(name) or _HEADERS.fullmatch(name))
+
+
+def is_suspect(name: str) -> bool:
+    """Return True if a name that no table has may be that of a secret, also if it is misspelt. Only messages
+    use it: to hide too much there does no harm."""
+    return is_hidden(name) or bool(_SUSPECT.search(name))
+
+
+def looks_secret(text: str) -> bool:
+    """Return True if a text has a key of a known form, a user in a URL, or is a long random word."""
+    return any(pattern.search(text) for pattern in (_KNOWN, _USER, _QUERY, _RANDOM))
 
 
 def _hidden(value: Any) -> Any:

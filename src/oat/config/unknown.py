@@ -9,19 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from oat.config.part_fields import PART_FIELDS
+from oat.config.peers.answer import Leaf
 from oat.config.peers.copied import arguments, escaped, is_python
 from oat.config.peers.objects import Fields, plain
+from oat.config.peers.shown import unlisted
 from oat.config.peers.table import (
     FILES,
     algorithm_of,
     family_of,
+    find,
     is_listed,
     is_read,
     names,
     peer_of,
     readers_of,
 )
-from oat.config.peers.translated import Beside, Leaf, rows_of, translated
+from oat.config.peers.translated import Beside, rows_of, translated
 from oat.config.peers.whole import beside
 from oat.config.settings import Config
 from oat.errors import FEW_NAMES, did_you_mean, shortened
@@ -48,6 +51,7 @@ def described(
     unknown: Mapping[str, Any],
     algorithm: str | None,
     around: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the message about the first unknown field of a section. It also says what the other ones are
     called here, or what the user may have meant by them.
@@ -65,6 +69,7 @@ def described(
             whose fields are settings, such as TRL's GRPOConfig.
         algorithm: name of the run's algorithm; None: not known.
         around: the whole tree if the section is the tree itself; None: it is another one.
+        given: the known fields of its section, with their values; None: their values are not known.
     """
     unknown = {name: _plain(name, value) for name, value in unknown.items()}
     wrong = f"{escaped(place)}: nothing reads the field `{_name(path)}`{escaped(hint)}"
@@ -84,15 +89,16 @@ def described(
     guesses = {} if is_alone else _guesses(strange + more_strange, path, valid, algorithm, is_section)
     if is_known or cls or len(leaves) + len(guesses) > 1:
         within = strange + [leaf for leaf in more_strange if len(leaf[0]) > len(path)]
-        unheard = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses]
+        unheard = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses and not _is_ours(leaf[0])]
         if unheard:
             names = ", ".join(f"`{_name((name,))}`" for name in unheard[:_MOST])
             wrong += f" (and no table has {names})" if is_known or cls or is_section else " (no table has it)"
+        wrong += _strangers([leaf[0] for leaf in strange + more_strange if leaf[0] != path], algorithm)
         near = difflib.get_close_matches(_key(path[-1]), valid, n=1, cutoff=0.85) if is_known else []
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
         begin = f"did you mean `{typo[0]}`? " if typo and not cls else ""
         defaults, worked_out, note, algorithm = beside(place, leaves, algorithm, cls, around, is_section)
-        more = Beside(defaults, guesses, note, worked_out)
+        more = Beside(defaults, guesses, note, worked_out, _nested(path[:-1], given or {}))
         return f"{wrong}; {begin}{translated(place, leaves, algorithm, cls, more)}"
     if is_section:
         return _of_arguments(place, path, section, valid, algorithm, guesses)
@@ -105,11 +111,13 @@ def _of_one(
     """Return what a message says about a field that no table has, if nothing is said about others."""
     last = _key(path[-1])
     near = difflib.get_close_matches(last, valid, n=1, cutoff=0.85)
-    if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):  # another part reads it
+    if _is_ours(path):
         return f"valid here: {', '.join(valid) or 'none'}"
     is_small = last == path[-1].replace("-", "_")
     if not is_small and last not in valid and _is_translated((*path[:-1], last), valid, algorithm):  # `Beta`
-        return f"did you mean `{last}`? {translated(place, [((last,), value)], algorithm)}"
+        return (
+            f"did you mean `{last}`? {translated(place, [_meant(path, value, last, algorithm)], algorithm)}"
+        )
     near = near or _within(last, valid)
     if near and path[-1] not in {name.rpartition(".")[2] for name in field_names()}:
         return f"did you mean `{near[0]}`?"
@@ -153,7 +161,7 @@ def _beyond(
         and _similarity(last, theirs) > _similarity(last, ours)
         and _is_translated((*path[:-1], theirs[0]), valid, algorithm)
     ):
-        said = translated(place, [((theirs[0],), value)], algorithm)
+        said = translated(place, [_meant(path, value, theirs[0], algorithm)], algorithm)
         return f"did you mean `{theirs[0]}`? {said};"
     if found:
         return _proposed(place, found)
@@ -162,18 +170,11 @@ def _beyond(
     return f"`{others[0]}` is read by {readers}, not by {algorithm};" if readers else ""
 
 
-def sections_of(name: str, value: Any, valid: Sequence[str], algorithm: str | None) -> list[set[str]] | None:
-    """Return our sections for each field with a value that the tables of names have: for an argument of
-    `oat.Trainer`, or for the fields of its value. None: they have neither."""
+def is_answered(name: str, value: Any, valid: Sequence[str], algorithm: str | None) -> bool:
+    """Return True if the tables of names have an argument of `oat.Trainer`, or a field of its value."""
     value = _plain(name, value)
     cls, algorithm = _class_among([value], algorithm)
-    leaves = [leaf for leaf in _leaves((name,), value) if _is_translated(leaf[0], valid, algorithm)]
-    found = [
-        {setting.partition(".")[0] for row in rows_of(path, algorithm) for setting in row.settings}
-        for path, part in leaves
-        if part is not None
-    ]
-    return found if leaves or cls else None
+    return bool(cls) or any(_is_translated(path, valid, algorithm) for path, _ in _leaves((name,), value))
 
 
 def described_object(place: str, path: tuple[str, ...], value: Any, algorithm: str | None) -> str:
@@ -198,6 +199,24 @@ def described_object(place: str, path: tuple[str, ...], value: Any, algorithm: s
 def _plain(name: str, value: Any) -> Any:
     """Return the value of a field as plain data; of an object that has all arguments, its attributes."""
     return plain(value, is_section=name in SECTIONS_OF_ARGUMENTS)
+
+
+def _is_ours(path: tuple[str, ...]) -> bool:
+    """Return True for a setting of ours, if only of another algorithm or engine than the run's."""
+    return ".".join(path[1:]) in PART_FIELDS.get(path[0], ())
+
+
+def _strangers(paths: Sequence[tuple[str, ...]], algorithm: str | None) -> str:
+    """Return what a message says about settings of ours that other algorithms than the run's read; "": there
+    are none."""
+    found = [".".join(path) for path in paths if _is_ours(path) and readers_of(".".join(path))]
+    said = [f"`{name}` is read by {', '.join(readers_of(name))}" for name in found[:_MOST]]
+    return f" ({'; '.join(said)}; not by {algorithm})" if said else ""
+
+
+def _nested(sections: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return fields in sections within each other."""
+    return {sections[0]: _nested(sections[1:], fields)} if sections else fields
 
 
 def _key(name: str) -> str:
@@ -233,19 +252,33 @@ def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:
     """Yield a field and its value or, if the value is a section that no table has as a whole, those of its
-    fields."""
+    fields. Of a section that a table has as a whole, such as `model_init_kwargs`, those of its fields that a
+    table has come first."""
     section = _fields_of(value)
-    if section and (path[-1] == "args" or not is_listed(path) or _is_listed_within(path, section)):
+    if section and (path[-1] == "args" or not _is_known(path) or _is_listed_within(path, section)):
         for name, part in section.items():
             yield from _leaves((*path, str(name)), part)
-    else:
+        return
+    known = [leaf for name, part in section.items() for leaf in _leaves((*path, str(name)), part)]
+    known = [leaf for leaf in known if find(leaf[0], None) and len(leaf[0]) == len(path) + 1]
+    yield from known
+    if not known or len(known) < len(section):
         yield path, value
+
+
+def _is_known(path: tuple[str, ...]) -> bool:
+    """Return True if a table has a name with those of its sections that are no section of arguments."""
+    return any(
+        is_listed(path[start:])
+        for start in range(len(path))
+        if start == 0 or path[start - 1] in SECTIONS_OF_ARGUMENTS
+    )
 
 
 def _is_listed_within(path: tuple[str, ...], section: Mapping[Any, Any]) -> bool:
     """Return True if a table has a field of a section as a whole, such as `reward.remote_url`."""
     return any(
-        is_listed((*path, str(name))) or _is_listed_within((*path, str(name)), _fields_of(part))
+        _is_known((*path, str(name))) or _is_listed_within((*path, str(name)), _fields_of(part))
         for name, part in section.items()
     )
 
@@ -272,6 +305,8 @@ def _is_translated(path: tuple[str, ...], valid: Sequence[str], algorithm: str |
     rows = rows_of(path, algorithm)
     if path[0] in FILES.values():
         return bool(rows)
+    if _is_ours(path):
+        return any(row.settings and all(is_read(each, algorithm) for each in row.settings) for row in rows)
     is_common = len(path) > 1 and bool(rows) and not rows[0].peer and not is_listed(path)
     settings = [setting.split(".") for row in rows for setting in row.settings]
     if not is_common or path[0] in [setting[0] for setting in settings]:
@@ -323,8 +358,16 @@ def _guesses(
         section = () if is_section else path[:-1]
         meant = _guess((*section, where[-1]), [] if is_section else valid, algorithm)
         if meant:
-            found[where[-1]] = (value, meant)
+            found[where[-1]] = (_meant(where, value, meant, algorithm)[1], meant)
     return found
+
+
+def _meant(path: tuple[str, ...], value: Any, name: str, algorithm: str | None) -> Leaf:
+    """Return the field that the user may have meant by an unknown one, with its value if a message may show
+    that."""
+    rows = rows_of((name,), algorithm) if "." not in name else ()
+    place = (name,) if rows else (*path[:-1], name)
+    return place, unlisted(path[-1], value, name, rows)
 
 
 def _guess(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -> str:
@@ -332,7 +375,7 @@ def _guess(path: tuple[str, ...], valid: Sequence[str], algorithm: str | None) -
     "": none is."""
     last = _key(path[-1])
     section = ".".join(path[:-1])
-    if ".".join(path).partition(".")[2] in PART_FIELDS.get(path[0], ()):
+    if _is_ours(path):
         return ""
     near = difflib.get_close_matches(last, valid, n=1, cutoff=_LEAST_SIMILAR)
     ours = [f"{section}.{name}".strip(".") for name in near] + _elsewhere(path, valid, algorithm)[:1]

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from oat.config.peers.objects import GIVEN
+from oat.config.settings import MAIN_FIELDS
 from oat.config.yaml_text import tree_to_yaml
 from oat.errors import shortened
 
@@ -16,16 +18,23 @@ PYTHON = "oat.Trainer"
 MARK = "  # TRL's default"
 
 
-def block(place: str, known: Mapping[str, Any], marked: Collection[str]) -> str:
+def block(
+    place: str, known: Mapping[str, Any], marked: Collection[str], comments: Mapping[str, str] | None = None
+) -> str:
     """Return settings as they can be copied, each line after a line break.
 
     Args:
         place: where the user's settings were set, which decides the form.
         known: the settings by dotted names, with plain values.
-        marked: those of them that get a comment.
+        marked: those of them that a peer decides by default, which get a comment.
+        comments: comments on further ones, which arguments alone have.
     """
     if is_python(place):
-        lines = [line for name, value in tree_of(known).items() for line in _arguments(name, value, marked)]
+        ends = {
+            **{name: f"  # {text}" for name, text in (comments or {}).items()},
+            **dict.fromkeys(marked, MARK),
+        }
+        lines = [line for name, value in tree_of(known).items() for line in _arguments(name, value, ends)]
     elif place.startswith("--"):
         mine = {name: value for name, value in known.items() if name not in marked}
         parts = [_flags(mine), _flags({name: known[name] for name in known if name in marked})]
@@ -52,16 +61,24 @@ def _yaml(tree: Mapping[str, Any], above: str, marked: Collection[str]) -> Itera
         yield from more
 
 
-def _arguments(name: str, value: Any, marked: Collection[str]) -> Iterator[str]:
-    """Yield a section as an argument: one line, or one for each field if one of them is marked."""
-    if not any(each.startswith(f"{name}.") for each in marked):
-        yield f"{name}={code(value, most=0)},"
+def _arguments(name: str, value: Any, ends: Mapping[str, str]) -> Iterator[str]:
+    """Yield a section as an argument: one line, or one for each field if one of them has a comment.
+
+    Args:
+        ends: the comments by dotted names.
+    """
+    main = MAIN_FIELDS.get(name, "")
+    if value == {main: GIVEN}:
+        yield f"{name}=...," + ends.get(f"{name}.{main}", "")
+        return
+    if not any(each.startswith(f"{name}.") for each in ends):
+        yield f"{name}={code(value, most=0)}," + ends.get(name, "")
         return
     yield f"{name}={{"
     for field, part in value.items():
         inner = f"{name}.{field}"
-        is_marked = inner in marked or any(each.startswith(f"{inner}.") for each in marked)
-        yield f'    "{field}": {code(part, most=0)},' + (MARK if is_marked else "")
+        found = [each for each in ends if each == inner or each.startswith(f"{inner}.")]
+        yield f'    "{field}": {code(part, most=0)},' + (ends[found[0]] if found else "")
     yield "},"
 
 

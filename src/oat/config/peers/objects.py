@@ -49,6 +49,10 @@ class Named:
         return self.name
 
 
+GIVEN = Named("...")
+"""Stands in Python that is to be copied for a value that cannot be written, such as records."""
+
+
 def plain(value: Any, around: tuple[int, ...] = (), *, is_section: bool = False) -> Any:
     """Return a value as plain data: None, bool, int, float, str, list, dict with names, `Fields`, or `Named`.
     `...` stands for everything else, for what raises when it is read, and for what is too deep or within

@@ -123,6 +123,12 @@ class Row:
         keys = {entry.split(" -> ")[0] for entry in self.conversion.split("; ")}
         return self.conversion in ("=", "whole") or not keys.isdisjoint(UNNAMED)
 
+    def copies(self) -> bool:
+        """Return True if a value that the conversion does not name has a part in our settings, or if that has
+        to be worked out."""
+        parts = [entry.split(" -> ")[-1] for entry in self.conversion.split("; ")]
+        return self.conversion in ("", "whole") or any(part == "=" or "=*" in part for part in parts)
+
     def converted(self, value: Any, algorithm: str | None = None) -> dict[str, Any] | None:
         """Return our settings for a value of the peer's. Empty: the value needs no setting. None: the value
         has to be worked out, or has no counterpart. A setting with the value `...` must be set too, and its

@@ -1,15 +1,20 @@
-"""What names of other libraries are called here, as text: one of them in sentences, several in lines."""
+"""What names of other libraries are called here, as text: one of them in sentences (`answer.py`), several in
+lines."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from oat.config.peers.adapters import ADAPTER, scaled
+from oat.config.peers.answer import AS_DATASET, DATASET, Answer, Given, Leaf, sentences
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
 from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value, refused
+from oat.config.peers.kept import with_own
+from oat.config.peers.objects import GIVEN
 from oat.config.peers.rewards import REWARDS, oracle_of
+from oat.config.peers.shown import listed
 from oat.config.peers.switches import lacking
 from oat.config.peers.table import LEFT_OUT, Row, family_of, find, is_read, values
 from oat.config.peers.theirs import version_of, versions
@@ -26,41 +31,9 @@ _MARKED = (
     "; a line with `TRL's default` is what TRL does without being told, and differs here: "
     "docs/names.md#trls-defaults"
 )
-Leaf = tuple[tuple[str, ...], Any]
-"""A field with the sections around it, and its value."""
-Given = dict[str, Any]
-"""Our settings and their values; `...` is a value that the user has to choose."""
 Together = dict[str, tuple[Given, str, str]]
 """Settings that several fields decide together, by each of these fields: the settings, for all fields but the
 first none; a remark; and the name of the first field."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one field is called here.
-
-    Attributes:
-        row: its row.
-        others: rows of the field with other meanings, among which nothing decides.
-        given: our settings, without those that another field decides; None: they have to be worked out.
-        is_decided: True if other fields decide about all of its settings.
-        stranger: the run's algorithm, if it does not read what any of the rows names; "": it does.
-        fault: what is wrong with the value's type; "": nothing.
-        near: the value that the user may have meant; None: the value is not similar to one.
-        rounded: how its number was rounded; "": it was not.
-        lacks: what its peer does with it without another field; "": it reads it.
-    """
-
-    row: Row
-    others: tuple[Row, ...]
-    value: Any
-    given: Given | None
-    is_decided: bool = False
-    stranger: str = ""
-    fault: str = ""
-    near: str | None = None
-    rounded: str = ""
-    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,12 +46,14 @@ class Beside:
             a peer's, or one of ours with its section.
         note: a line on what nobody can tell from the names.
         worked_out: our settings for the user's fields that are worked out from more than these.
+        own: what the user gave as sections of ours, which the block to copy keeps.
     """
 
     defaults: Given = field(default_factory=dict)
     guesses: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     note: str = ""
     worked_out: Given = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows_of(path: tuple[str, ...], algorithm: str | None) -> tuple[Row, ...]:
@@ -110,7 +85,7 @@ def translated(
     of = f" ({', '.join(map(version_of, peers))})" if peers else ""
     together = _together(answers, algorithm, is_python=is_python(place))
     if is_alone and not together.keys() & REWARDS:
-        return " ".join(_sentences(place, answers[0])).rstrip(".") + of
+        return " ".join(sentences(place, answers[0])).rstrip(".") + of
     ours_of_class = _of_class(cls, answers)
     lines = [(f"{cls}", entry(place, ours_of_class))] if ours_of_class else []
     ours = {**_worked_out(answers, together, ours_of_class), **beside.worked_out}
@@ -118,6 +93,9 @@ def translated(
     ours |= {name: beside.defaults[name] for name in marked}
     if is_python(place) and algorithm and any(name.startswith("algorithm.") for name in ours):
         ours = {"algorithm.name": algorithm, **ours}  # an argument replaces the default `grpo`
+    records = _records(place, answers, ours)
+    whole, comments = with_own(place, {**ours, **records}, beside.own)
+    comments |= dict.fromkeys((name for name in records if records[name] is GIVEN), AS_DATASET)
     lines += [_line(place, answer, together, ours) for answer in answers]
     lines += [
         (_named(place, name, value), _guessed(place, value, meant, algorithm))
@@ -127,7 +105,8 @@ def translated(
     texts = [f"\n  {name:{wide}} -> {text}" for name, text in lines[:_MOST_LINES]]
     more = f"\n  ... and {len(lines) - _MOST_LINES} more" if lines[_MOST_LINES:] else ""
     wrong = [answer.row.field for answer in answers if answer.fault or answer.near] + [*beside.guesses]
-    copy = _to_copy(place, ours, marked, _open_names(answers, together, ours), wrong)
+    open_names = [name for name in _open_names(answers, together, ours) if not records or name != DATASET]
+    copy = _to_copy(place, whole, marked, open_names, wrong, comments)
     note = f"\n{beside.note}" if beside.note else ""
     defaults = _MARKED if marked else _DEFAULTS if "TRL" in peers else ""
     end = f"\ndocs/names.md says more{of}{defaults}" if answers else ""
@@ -190,6 +169,14 @@ def _worked_out(answers: Sequence[Answer], together: Together, begin: Given) -> 
         given = together[answer.row.field][0] if answer.row.field in together else answer.given or {}
         ours |= {} if answer.others or answer.stranger else given
     return ours
+
+
+def _records(place: str, answers: Sequence[Answer], ours: Given) -> Given:
+    """Return our setting for the data that TRL's trainers take, from Python."""
+    value = next((answer.value for answer in answers if answer.row.field == DATASET), None)
+    if value is None or not is_python(place) or "prompts.path" in ours:
+        return {}
+    return {"prompts.path": value if isinstance(value, str) else GIVEN}
 
 
 def _open_names(answers: Sequence[Answer], together: Together, ours: Given) -> list[str]:
@@ -260,7 +247,7 @@ def _unread(place: str, answer: Answer) -> tuple[str, str]:
 
 def _guessed(place: str, value: Any, meant: str, algorithm: str | None) -> str:
     """Return what stands behind the arrow of a name that no table has."""
-    leaves = [((meant,), value)] if "." not in meant else []
+    leaves = [((meant,), value)] if "." not in meant and rows_of((meant,), algorithm) else []
     _, answers = _answers(leaves, algorithm)
     return " ".join([f"did you mean {meant}?", *(_line(place, answer, {}, {})[1] for answer in answers)])
 
@@ -297,6 +284,7 @@ def _to_copy(
     marked: Sequence[str],
     open_names: Sequence[str],
     wrong: Sequence[str],
+    comments: Mapping[str, str],
 ) -> str:
     """Return the settings with known values in a form that can be copied, and the names of the others.
 
@@ -304,6 +292,7 @@ def _to_copy(
         marked: settings that a peer decides by default.
         open_names: fields whose settings the user has to work out.
         wrong: names and fields with values that the user has to correct.
+        comments: comments on settings whose values cannot be written.
     """
     known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
     if not known:
@@ -313,16 +302,7 @@ def _to_copy(
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
     parts += [f"correct {', '.join(wrong)}"] if wrong else []
     without = f" ({', and '.join(parts)} yourself)" if parts else ""
-    return f"\nwrite{without}:{block(place, known, marked)}"
-
-
-def advice_on_value(path: tuple[str, ...], value: Any) -> str:
-    """Return what a value of a setting is called here, if another library has it; otherwise ""."""
-    row = values().get((".".join(path), value)) if isinstance(value, str) else None
-    if row is None:
-        return ""
-    ours = row.converted(value)
-    return f"write {_written('', ours)}. {row.remark.rstrip('.')}" if ours else _begun_small(row.remark)
+    return f"\nwrite{without}:{block(place, known, marked, comments)}"
 
 
 def _answers(
@@ -340,10 +320,11 @@ def _answers(
     theirs = {rows[0].field: value for rows, value in found if rows[0].peer == "TRL"}
     lacks = [lacking(rows[0].field, theirs, algorithm) if rows[0].peer == "TRL" else "" for rows, _ in found]
     steps = optimiser_steps(theirs)
+    raw, found = found, [(rows, _shown(rows, value)) for rows, value in found]
     faults, claimed = [], []
-    for (rows, value), lack in zip(found, lacks, strict=True):
+    for (rows, value), (_, given), lack in zip(found, raw, lacks, strict=True):
         settings = {} if lack and not is_alone else rows[0].claimed(value, algorithm, steps)
-        fault = "" if lack and not is_alone else fault_of(rows[0], value) or refused(settings or {})
+        fault = "" if lack and not is_alone else fault_of(rows[0], given) or refused(settings or {})
         faults.append(fault)
         claimed.append(None if fault else settings)
     claims = _claims(found, claimed)
@@ -383,7 +364,7 @@ def _named_by(
     a loss of TRL's is an algorithm of another family, the rows are those of TRL's class."""
     found = [(rows_of(path, algorithm), value) for path, value in leaves]
     named = [(rows[0].converted(value, algorithm) or {}).get("algorithm.name") for rows, value in found]
-    name = next((name for name in named if name), None)
+    name = next((name for name in named if isinstance(name, str) and family_of(name)), None)
     if name and (not family_of(algorithm) or family_of(name) == family_of(algorithm)):
         return name, [(rows_of(path, name), value) for path, value in leaves]
     is_loss = any(rows[0].field == "loss_type" for (rows, _), each in zip(found, named, strict=True) if each)
@@ -410,63 +391,11 @@ def _claims(
     return {setting: min(all_of_it) for setting, all_of_it in claims.items()}
 
 
+def _shown(rows: Sequence[Row], value: Any) -> Any:
+    """Return a value if a message may show it as one of a field with these rows; otherwise `...`."""
+    return value if any(listed(row, value) is not ... for row in rows) else ...
+
+
 def _is_within(claims: Iterable[str], section: str) -> bool:
     """Return True if a setting in a section is among claims, so that nothing has to switch it on."""
     return any(setting.startswith(f"{section}.") for setting in claims)
-
-
-def _sentences(place: str, answer: Answer) -> Iterator[str]:
-    if answer.is_decided:
-        return
-    if answer.near:
-        near = _written(place, answer.row.converted(answer.near) or {})
-        yield f"{_of(answer.row)} has no such value; did you mean `{answer.near}`, which is {near} here?"
-        return
-    if answer.fault:
-        yield f"its value {answer.fault};"
-    yield _sentence(place, answer.row, answer.given, answer)
-    for row in answer.others:
-        yield _sentence(place, row, row.converted(answer.value), answer)
-    if answer.lacks:
-        yield f"{answer.row.peer} {answer.lacks}."
-
-
-def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
-    """Return what one of the rows of an answer says."""
-    name = _of(row) + ("" if not answer.others else f" ({', '.join(row.groups)})")
-    given = dict.fromkeys(row.settings, ...) if ours is None else ours
-    python = f" (from Python: {arguments(given)})" if given and is_python(place) else ""
-    if not row.settings:
-        return f"{name} means nothing here: {_begun_small(row.remark)}."
-    if not given:
-        return f"{name} needs no setting here. {row.remark}"
-    is_ours = row.field in {setting.rpartition(".")[2] for setting in row.settings}
-    if answer.stranger:
-        unread = f"{answer.stranger} does not read it"
-        return f"{name} is {_written(place, given)} here{python}, and {unread}. {row.remark}"
-    if is_ours and given.keys() <= {*row.settings}:
-        return f"did you mean {' or '.join(f'`{setting}`' for setting in row.settings)}{python}? {row.remark}"
-    return f"{name} is {_written(place, given)} here{python}. {row.remark}"
-
-
-def _of(row: Row) -> str:
-    return f"{row.peer}'s `{row.field}`" if row.peer else f"`{row.field}`"
-
-
-def _begun_small(remark: str) -> str:
-    """Return a remark as it stands behind a colon."""
-    is_name = any(letter.isupper() for letter in remark.split(" ")[0][1:])
-    return (remark if is_name else f"{remark[:1].lower()}{remark[1:]}").rstrip(".")
-
-
-def _written(place: str, ours: Mapping[str, Any]) -> str:
-    """Return settings with their values, as a file or flags have them; `...` is a value that is not known."""
-    known, open_ones = [], []
-    for setting, value in ours.items():
-        if value is ... or is_python(setting):
-            open_ones.append(f"`{setting}`")
-        elif place.startswith("--"):
-            known.append(f"`--{setting} {plain(value)}`")
-        else:
-            known.append(f"`{setting}: {plain(value)}`")
-    return " with ".join(" and ".join(texts) for texts in (known, open_ones) if texts)

@@ -4,9 +4,10 @@ what is learned. With them a run trains as TRL does."""
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oat.config.peers.answer import Given, Leaf
 from oat.config.peers.our_defaults import default_of
 from oat.config.peers.theirs import CLASSES, fields_of
-from oat.config.peers.translated import Given, Leaf, faulty, rows_of, settings_of
+from oat.config.peers.translated import faulty, rows_of, settings_of
 
 LEARNED = ("algorithm", "sampling", "prompts", "learner")
 """The sections that say what is learned."""

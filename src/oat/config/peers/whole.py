@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from oat.config.peers.answer import Given, Leaf
 from oat.config.peers.copied import is_python
 from oat.config.peers.first_record import count, has_messages
 from oat.config.peers.our_defaults import default_of
 from oat.config.peers.table import family_of
 from oat.config.peers.theirs import CLASSES, class_of
-from oat.config.peers.translated import Given, Leaf, entry, rows_of, settings_of
+from oat.config.peers.translated import entry, rows_of, settings_of
 from oat.config.peers.trl_defaults import LEARNED, by_default
 from oat.config.settings import Config
 
@@ -63,12 +64,16 @@ def beside(
     own = own if isinstance(own, str) and family_of(own) == family_of(CLASSES[its]) else None
     algorithm = algorithm or CLASSES[its]
     defaults = by_default(its, leaves, own, [name for name in given if name != "algorithm.name" or own])
-    if around.get("oracle", ...) is ... and not is_python(place):
-        defaults["oracle.name"] = ... if CLASSES[its] == "grpo" else "recorded"
+    if around.get("oracle", ...) is not ... and given.get("oracle.name") != "recorded":
+        defaults.pop("prompts.too_long", None)  # responses are sampled, so no record of them is cut
+    if around.get("oracle", ...) is ... and CLASSES[its] != "grpo":
+        defaults["oracle.name"] = "recorded"
+    elif around.get("oracle", ...) is ... and not is_python(place):
+        defaults["oracle.name"] = ...
     notes = [_END] if "learner.schedule_steps" in defaults else []
     notes += [_CAP] if defaults.get("algorithm.clip_high") is ... else []
     ours = settings_of(leaves, algorithm)
-    prompts = ours.get("prompts.path", around.get("prompts"))
+    prompts = ours.get("prompts.path", _data(around, leaves))
     prompts = dict(_within(prompts, "")).get("path", prompts)
     worked_out = {}
     if ours.get("stop.max_steps") is ...:
@@ -94,6 +99,13 @@ def _steps(epochs: Any, records: int | None, prompts: Any, algorithm: str | None
     whole = max(1, records // prompts if is_group else math.ceil(records / prompts))
     steps = max(1, math.ceil(epochs * whole))
     return steps, f"stop.max_steps is {epochs} x {records} records / algorithm.prompts {prompts}"
+
+
+def _data(around: Mapping[str, Any], leaves: Sequence[Leaf]) -> Any:
+    """Return what the user gave as data, by our name or by TRL's."""
+    within = [value for path, value in leaves if path[-1] == "train_dataset"]
+    found = [around.get(name, ...) for name in ("prompts", "train_dataset")] + within
+    return next((value for value in found if value is not ...), None)
 
 
 _OPEN = ("algorithm.name", "prompts.path", "prompts.prompt_key", "prompts.split")
