@@ -98,12 +98,13 @@ def test_a_file_of_trl_is_answered_by_one_that_trains_as_it(here: Path, prompt: 
 
 
 def test_what_is_given_as_ours_is_not_given_by_default() -> None:
-    theirs = {"args": {"num_generations": 4, "beta": 0.1, "max_steps": 3}}
+    theirs = {"args": {"num_generations": 4, "beta": 0.1, "max_steps": 3}, "seed": 7}
     ours = {"learner": {"schedule": "constant"}, "render": {"template": None}, "algorithm": {"name": "rloo"}}
     copied = yaml.safe_load(block(said("", {**theirs, **ours})))
     assert copied["learner"].keys() == {"schedule", "betas", "autocast"}
     assert copied["learner"]["schedule"] == "constant"
-    assert "render" not in copied
+    assert copied["render"] == {"template": None}, "the block can be the whole file"
+    assert copied["seed"] == 7
     assert copied["algorithm"].keys() == {"name", "samples", "kl_coef", "kl_unbiased", "prompts"}, "rloo's"
 
 

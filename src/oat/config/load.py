@@ -76,6 +76,11 @@ def _converted(tree: dict[str, Any], origins: Origins) -> Config:
     return config
 
 
+def _is_given(name: str, origins: Origins) -> bool:
+    """Return True if the user gave a field. `load_tree` gives `run_dir` if nobody did."""
+    return name != "run_dir" or (name,) in origins
+
+
 def convert(
     cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins, algorithm: str | None = None
 ) -> Any:
@@ -111,7 +116,7 @@ def convert(
             options[key] = value
         else:
             unknown = {str(name): data[name] for name in data if name not in fields}
-            own = {name: data[name] for name in data if name in fields}
+            own = {name: data[name] for name in data if name in fields and _is_given(name, origins)}
             tree = data if cls is Config else None
             raise unknown_field(
                 (*path, str(key)),

@@ -16,8 +16,9 @@ _OBJECTS = ("model.path", "prompts.path", "evaluation.path", "evaluation.pairs")
 
 
 def with_own(place: str, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[Given, dict[str, str]]:
-    """Return the settings of a block with the user's own ones in its sections, and comments on those whose
-    values cannot be written. A flag replaces no section, so nothing is added to flags.
+    """Return the settings of a block with the user's own ones, and comments on those whose values cannot be
+    written. The block of a file has all of them, so that it can be the whole file. The block from Python has
+    those of its sections, and that of flags none: flags replace no section.
 
     Args:
         place: where the names were set.
@@ -28,6 +29,7 @@ def with_own(place: str, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> tu
     comments: dict[str, str] = {}
     algorithm = ours.get("algorithm.name")
     sections = dict.fromkeys(setting.partition(".")[0] for setting in ours if not is_python(setting))
+    sections |= {} if is_python(place) else dict.fromkeys(map(str, tree))
     for section in sections if not place.startswith("--") else ():
         given = tree.get(section, ...)
         fields = dict(_fields(section, given)) if section not in ours and given is not ... else {}
@@ -56,6 +58,8 @@ def _fields(section: str, given: Any) -> Iterator[tuple[str, Any]]:
         yield from _within(given, section)
     elif main and given is not None:
         yield f"{section}.{main}", given
+    elif not main and not isinstance(given, Mapping):
+        yield section, given
 
 
 def _within(section: Mapping[Any, Any], above: str) -> Iterator[tuple[str, Any]]:
