@@ -89,7 +89,7 @@ def test_actors_come_and_go_on_ray(
 ) -> None:
     """On a real cluster, a run gets one more actor while it works, and then only one stays."""
     run = pair(finished, "grpo", tmp_path, {}, {**ACTORS, "compute.actors": first})
-    asking = Asking(run.run_dir, {2: first + 1, 6: 1}, monkeypatch, start_s=60.0)
+    asking = Asking(run.run_dir, {2: first + 1, 6: 1}, monkeypatch, start_s=300.0)
     further, close = run.run_dir / "logs" / f"actor-{first}.log", Processes.close
     has_log, stay = [], list[str]()
 
