@@ -193,8 +193,8 @@ def test_another_configuration_is_refused_with_the_differences(
     error = capsys.readouterr().err
     run_dir = tmp_path / "dpo"
     refusal = (
-        f"oat train: {run_dir} holds a run of another configuration; give another --run_dir (fork it with "
-        f"--from {run_dir}@1), or undo:"
+        f"oat train: {run_dir} holds a run of another configuration; give another run_dir (fork it with "
+        f'--from {run_dir}@1, from Python source="{run_dir}@1"), or undo:'
     )
     assert refusal in error
     section = dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"]
