@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from oat.config.part_fields import PART_FIELDS
 from oat.config.peers.answer import Leaf
+from oat.config.peers.claims import ARGUMENTS
 from oat.config.peers.copied import arguments, escaped, is_python
 from oat.config.peers.objects import Fields, plain
 from oat.config.peers.shown import unlisted
@@ -81,6 +82,7 @@ def described(
     rest = [
         leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])
     ]
+    first, rest = _flat(first, rest) if around is not None else (first, rest)
     peer = "" if cls or around is None else peer_of(_within_arguments(leaf[0]) for leaf in first + rest)
     own, strange = _parted(first, valid, algorithm, peer)
     others, more_strange = _parted(rest, valid, algorithm, peer)
@@ -88,11 +90,8 @@ def described(
     is_alone = len(leaves) + len(strange) + len(more_strange) == 1 and not is_section
     guesses = {} if is_alone else _guesses(strange + more_strange, path, valid, algorithm, is_section)
     if is_known or cls or len(leaves) + len(guesses) > 1:
-        within = strange + [leaf for leaf in more_strange if len(leaf[0]) > len(path)]
-        unheard = [leaf[0][-1] for leaf in within if leaf[0][-1] not in guesses and not _is_ours(leaf[0])]
-        if unheard:
-            names = ", ".join(f"`{_name((name,))}`" for name in unheard[:_MOST])
-            wrong += f" (and no table has {names})" if is_known or cls or is_section else " (no table has it)"
+        untold = [leaf[0] for leaf in strange + more_strange if leaf[0][-1] not in guesses]
+        wrong += _unheard(untold, None if is_known or cls or is_section else path)
         wrong += _strangers([leaf[0] for leaf in strange + more_strange if leaf[0] != path], algorithm)
         near = difflib.get_close_matches(_key(path[-1]), valid, n=1, cutoff=0.85) if is_known else []
         typo = [name for name in near if not _is_said(name, path, leaves, algorithm)]
@@ -103,6 +102,20 @@ def described(
     if is_section:
         return _of_arguments(place, path, section, valid, algorithm, guesses)
     return f"{wrong}; {_of_one(place, path, value, valid, algorithm)}"
+
+
+def _unheard(paths: Sequence[tuple[str, ...]], first: tuple[str, ...] | None) -> str:
+    """Return what a message says about fields that no table has; "": there are none.
+
+    Args:
+        first: the one that the message is about, if it is among them.
+    """
+    unheard = [path for path in paths if not _is_ours(path)]
+    others = dict.fromkeys(path[-1] for path in unheard if path != first)
+    names = ", ".join(f"`{_name((name,))}`" for name in [*others][:_MOST])
+    if first is None or len(others) == len(unheard):
+        return f" (and no table has {names})" if names else ""
+    return f" (no table has it, and none has {names})" if names else " (no table has it)"
 
 
 def _of_one(
@@ -259,11 +272,33 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:
         for name, part in section.items():
             yield from _leaves((*path, str(name)), part)
         return
-    known = [leaf for name, part in section.items() for leaf in _leaves((*path, str(name)), part)]
+    is_open = path[-1].replace("-", "_") in ARGUMENTS or _is_listed_within(path, section)
+    parts = section.items() if is_open else ()
+    known = [leaf for name, part in parts for leaf in _leaves((*path, str(name)), part)]
     known = [leaf for leaf in known if find(leaf[0], None) and len(leaf[0]) == len(path) + 1]
     yield from known
     if not known or len(known) < len(section):
         yield path, value
+
+
+def _flat(first: list[Leaf], rest: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+    """Return the fields of a tree with each section that no table has as one, if names of a peer stand
+    beside it: what is in such a section, as the seed of a mixture, is not what it is beside it."""
+    if not any(len(path) == 1 and find(path, None) for path, _ in first + rest):
+        return first, rest
+    found = []
+    for leaves in (first, rest):
+        own = {path if _is_own(path) else path[:1]: value if _is_own(path) else ... for path, value in leaves}
+        found.append([*own.items()])
+    return found[0], found[1]
+
+
+def _is_own(path: tuple[str, ...]) -> bool:
+    """Return True if a name is meant by itself, or together with its sections."""
+    if len(path) == 1 or path[0] in SECTIONS_OF_ARGUMENTS or path[-2].replace("-", "_") in ARGUMENTS:
+        return True
+    rows = find(path, None)
+    return bool(rows) and ("." in rows[0].field or is_listed(path))
 
 
 def _is_known(path: tuple[str, ...]) -> bool:

@@ -29,6 +29,9 @@ class Answer:
         near: the value that the user may have meant; None: the value is not similar to one.
         rounded: how its number was rounded; "": it was not.
         lacks: what its peer does with it without another field; "": it reads it.
+        raw: its value, which a message may not show.
+        end: what becomes of it if others decide about all of its settings, as `claims.lost` has it.
+        winner: the name of one of these.
     """
 
     row: Row
@@ -41,6 +44,9 @@ class Answer:
     near: str | None = None
     rounded: str = ""
     lacks: str = ""
+    raw: Any = None
+    end: str = ""
+    winner: str = ""
 
 
 def sentences(place: str, answer: Answer) -> Iterator[str]:
@@ -52,11 +58,11 @@ def sentences(place: str, answer: Answer) -> Iterator[str]:
         return
     if answer.fault:
         yield f"its value {answer.fault};"
+    if answer.lacks:
+        yield f"{answer.row.peer} {answer.lacks}. With that,"
     yield _sentence(place, answer.row, answer.given, answer)
     for row in answer.others:
         yield _sentence(place, row, row.converted(answer.value), answer)
-    if answer.lacks:
-        yield f"{answer.row.peer} {answer.lacks}."
 
 
 def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
@@ -74,7 +80,7 @@ def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
     if answer.stranger:
         unread = f"{answer.stranger} does not read it"
         return f"{name} is {_written(place, given)} here{python}, and {unread}. {row.remark}"
-    if is_ours and given.keys() <= {*row.settings}:
+    if is_ours and not answer.lacks and given.keys() <= {*row.settings}:
         return f"did you mean {' or '.join(f'`{setting}`' for setting in row.settings)}{python}? {row.remark}"
     return f"{name} is {_written(place, given)} here{python}. {row.remark}"
 

@@ -1,5 +1,6 @@
 """Settings that several names of TRL decide together: the size of a step, its optimiser steps, and betas."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ SIZES = (
 """TRL's names for the size of a step. With one device they decide it together."""
 BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 """TRL's names for the betas of AdamW, and their defaults."""
+_SHARES = ("warmup_ratio", "warmup_steps", "eval_steps", "save_steps")
+"""Fields whose numbers below 1 are shares of the run's optimiser steps."""
 _DEFAULT = 8
 """TRL's default of per_device_train_batch_size, and of num_generations."""
 
@@ -67,6 +70,20 @@ def rounded(value: Any, steps: int | None) -> str:
     """
     is_whole = steps is None or not isinstance(value, int | float) or value % steps == 0
     return "" if is_whole else f"{value:g} / {steps} is rounded up"
+
+
+def part_of(field: str, value: Any, given: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Return the number of TRL's optimiser steps that a share of the run is, and how it comes about; None:
+    the field is no share of a known number.
+
+    Args:
+        given: the names of TRL that are set, with their values; `max_steps` is read.
+    """
+    whole = given.get("max_steps")
+    is_share = field in _SHARES and type(value) is float and 0 < value < 1
+    if not is_share or type(whole) is not int or whole < 1:
+        return None
+    return math.ceil(whole * value), f"{value:g} x max_steps {whole}"
 
 
 def optimiser_steps(given: Mapping[str, Any]) -> int | None:

@@ -2,15 +2,26 @@
 lines."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from oat.config.peers.adapters import ADAPTER, scaled
 from oat.config.peers.answer import AS_DATASET, DATASET, Answer, Given, Leaf, sentences
-from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
+from oat.config.peers.batches import (
+    BETAS,
+    SIZES,
+    betas,
+    optimiser_steps,
+    part_of,
+    rounded,
+    step_of,
+    undivided,
+)
+from oat.config.peers.claims import Settings, best, is_within, lost, rank
 from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value, refused
+from oat.config.peers.joined import DATA, SCHEDULE, SINKS, configured, schedule_of, sinks_of
 from oat.config.peers.kept import with_own
 from oat.config.peers.objects import GIVEN
 from oat.config.peers.rewards import REWARDS, oracle_of
@@ -133,7 +144,9 @@ def faulty(leaves: Sequence[Leaf], algorithm: str) -> set[str]:
 
 def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bool) -> Together:
     """Return the settings that several fields of TRL or peft decide together."""
-    given = {answer.row.field: answer.value for answer in answers if answer.row.peer in ("TRL", "peft")}
+    known = [answer for answer in answers if answer.row.peer in ("TRL", "peft")]
+    given = {answer.row.field: answer.value for answer in known}
+    raw = {answer.row.field: answer.raw for answer in answers}
     family = family_of(algorithm)
     step = step_of(given, algorithm) if family else None
     faults = {"algorithm.prompts": ...}, undivided(given, algorithm)
@@ -142,10 +155,13 @@ def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bo
         (tuple(BETAS), betas(given)),
         (REWARDS, oracle_of(given, is_python=is_python)),
         (ADAPTER, scaled(given)),
+        (DATA, configured(given)),
+        (SCHEDULE, schedule_of(raw)),
+        (SINKS, sinks_of(raw)),
     )
     found: Together = {}
     for names, decided in groups:
-        first, *others = [name for name in given if name in names] or [""]
+        first, *others = [name for name in raw if name in names] or [""]
         if first and decided:
             found[first] = (*decided, first)
             found |= {name: ({}, "", first) for name in others}
@@ -166,8 +182,11 @@ def _worked_out(answers: Sequence[Answer], together: Together, begin: Given) -> 
     """Return all settings that fields give; a value that the user has to choose is `...`."""
     ours = dict(begin)
     for answer in answers:
-        given = together[answer.row.field][0] if answer.row.field in together else answer.given or {}
-        ours |= {} if answer.others or answer.stranger else given
+        is_left = answer.others or answer.stranger or answer.row.field in together
+        ours |= {} if is_left else answer.given or {}
+    for answer in answers:
+        is_right = answer.row.field in together and not answer.others and not answer.stranger
+        ours |= together[answer.row.field][0] if is_right else {}
     return ours
 
 
@@ -184,14 +203,15 @@ def _open_names(answers: Sequence[Answer], together: Together, ours: Given) -> l
     return [
         answer.row.field
         for answer in answers
-        if answer.others or (answer.given is None and answer.value is not None)
+        if answer.others
+        or answer.end == "other"
+        or (answer.given is None and answer.value is not None and not answer.is_decided)
         if answer.row.field not in together
         if answer.row.settings
         and not answer.stranger
         and not answer.fault
         and not answer.near
-        and not (answer.is_decided and answer.value is True)
-        and answer.row.settings[0] not in ours
+        and ours.get(answer.row.settings[0]) is not ...
         and not is_python(answer.row.settings[0])
     ]
 
@@ -225,12 +245,25 @@ def _line(place: str, answer: Answer, together: Together, ours: Given) -> tuple[
         )
     if answer.is_decided:
         unread = f"no setting: {answer.stranger} does not read it"
-        return row.field, unread if answer.stranger else "said by the other names"
+        return (row.field, unread) if answer.stranger else _lost(place, answer)
     if given is None and row.settings:
         return row.field, f"{', '.join(row.settings)}: {row.remark}"
     if row.settings and not row.is_told(answer.value, {}):
         return row.field, "no setting needed"
     return row.field, f"no setting{' needed' if row.settings else ''}: {row.remark}"
+
+
+def _lost(place: str, answer: Answer) -> tuple[str, str]:
+    """Return a field about whose settings others decide with its value, and what becomes of it."""
+    row = answer.row
+    if answer.end == "other":
+        said = f"{', '.join(row.settings)}, but {answer.winner} says something else"
+        return _named(place, row.field, answer.value), said
+    if answer.end == "beside":
+        is_told = row.told not in ("", "~") and row.is_told(answer.value, {})
+        said = f"no setting beside {answer.winner}" + (f": {row.remark}" if is_told else "")
+        return _named(place, row.field, answer.value), said
+    return row.field, "said by the other names"
 
 
 def _unread(place: str, answer: Answer) -> tuple[str, str]:
@@ -297,7 +330,7 @@ def _to_copy(
     known = {name: value for name, value in ours.items() if value is not ... and not is_python(name)}
     if not known:
         return ""
-    left = [name for name in ours if name not in known and not _is_within(known, name)]
+    left = [name for name in ours if name not in known and not is_within(known, name)]
     parts = [f"choose {', '.join(left)}"] if left else []
     parts += [f"work out {', '.join(open_names)}"] if open_names else []
     parts += [f"correct {', '.join(wrong)}"] if wrong else []
@@ -308,10 +341,8 @@ def _to_copy(
 def _answers(
     leaves: Sequence[Leaf], algorithm: str | None, *, is_alone: bool = False
 ) -> tuple[str | None, list[Answer]]:
-    """Return the algorithm that fields name, or that of the run, and the answer about each field. A setting
-    that several fields name is that of a field which leaves it out, then of one that does not give way, and
-    then of the one with the fewest settings. What gives way also gives way to a field whose value has to be
-    worked out.
+    """Return the algorithm that fields name, or that of the run, and the answer about each field. About a
+    setting that several fields name, one of them decides (`claims.best`).
 
     Args:
         is_alone: the user asks what a single field is called, so what TRL ignores has its settings too.
@@ -321,22 +352,18 @@ def _answers(
     lacks = [lacking(rows[0].field, theirs, algorithm) if rows[0].peer == "TRL" else "" for rows, _ in found]
     steps = optimiser_steps(theirs)
     raw, found = found, [(rows, _shown(rows, value)) for rows, value in found]
-    faults, claimed = [], []
-    for (rows, value), (_, given), lack in zip(found, raw, lacks, strict=True):
-        settings = {} if lack and not is_alone else rows[0].claimed(value, algorithm, steps)
-        fault = "" if lack and not is_alone else fault_of(rows[0], given) or refused(settings or {})
-        faults.append(fault)
-        claimed.append(None if fault else settings)
-    claims = _claims(found, claimed)
+    read = [not lack or is_alone for lack in lacks]
+    claimed, faults, parts = _claimed(found, raw, read, theirs, algorithm)
+    ranks = [rank(path, rows) for (path, _), (rows, _) in zip(leaves, found, strict=True)]
+    claims = best(found, claimed, ranks)
     answers = []
     for place, (rows, value) in enumerate(found):
         settings = claimed[place]
-        won = settings and {each: settings[each][0] for each in settings if claims[each][-1] == -place}
-        given = won and {setting: ours for setting, ours in won.items() if ours is not LEFT_OUT}
-        settings_of_row = list(rows[0].settings if settings is None else settings)
-        is_said = bool(settings_of_row) and all(setting in claims for setting in settings_of_row)
-        is_said = is_said or (value is True and any(_is_within(claims, each) for each in settings_of_row))
-        is_decided = not won and is_said
+        won = {each: ours for each, (ours, _) in (settings or {}).items() if claims[each][-1] == place}
+        written = {each: ours for each, ours in won.items() if ours is not LEFT_OUT}
+        given = None if settings is None else written
+        end = None if won else lost(rows[0], value, settings, claims, claimed, ranks)
+        is_decided = end is not None
         meant = [tuple(given)] if len(rows) == 1 and given else [row.settings for row in rows]
         are_read = any(all(is_read(setting, algorithm) for setting in each) for each in meant)
         is_asked = bool(given) or given is None or is_decided
@@ -350,11 +377,44 @@ def _answers(
                 "" if are_read or not is_asked else str(algorithm),
                 faults[place],
                 None if given is not None or rows[1:] else near_value(rows[0], value),
-                rounded(value, steps) if given and "=*/s" in rows[0].conversion else "",
+                parts[place] or (rounded(value, steps) if given and "=*/s" in rows[0].conversion else ""),
                 lacks[place],
+                raw[place][1],
+                end[0] if end else "",
+                found[end[1]][0][0].field if end and end[1] >= 0 else "",
             )
         )
     return algorithm, answers
+
+
+def _claimed(
+    found: Sequence[tuple[tuple[Row, ...], Any]],
+    raw: Sequence[tuple[tuple[Row, ...], Any]],
+    read: Sequence[bool],
+    theirs: Given,
+    algorithm: str | None,
+) -> tuple[list[Settings | None], list[str], list[str]]:
+    """Return for each field the settings about which it decides, what is wrong with its value, and how a
+    share of the run became a number.
+
+    Args:
+        found: the rows and the value of each field.
+        raw: the same with values that a message may not show.
+        read: for each field, False if TRL ignores it.
+        theirs: TRL's fields with their values.
+    """
+    claimed: list[Settings | None] = []
+    faults, parts = [], []
+    steps = optimiser_steps(theirs)
+    for (rows, value), (_, given), is_meant in zip(found, raw, read, strict=True):
+        number, said = part_of(rows[0].field, given, theirs) or (value, "")
+        settings = rows[0].claimed(number, algorithm, steps) if is_meant else {}
+        if said and settings is None:  # a share alone, such as warmup_ratio, has no other values
+            settings = dict.fromkeys(rows[0].settings, (number, False))
+        faults.append((fault_of(rows[0], given) or refused(settings or {})) if is_meant else "")
+        claimed.append(None if faults[-1] else settings)
+        parts.append(said)
+    return claimed, faults, parts
 
 
 def _named_by(
@@ -364,38 +424,18 @@ def _named_by(
     a loss of TRL's is an algorithm of another family, the rows are those of TRL's class."""
     found = [(rows_of(path, algorithm), value) for path, value in leaves]
     named = [(rows[0].converted(value, algorithm) or {}).get("algorithm.name") for rows, value in found]
-    name = next((name for name in named if isinstance(name, str) and family_of(name)), None)
+    ranked = sorted(
+        (rank(path, rows), name)
+        for (path, _), (rows, _), name in zip(leaves, found, named, strict=True)
+        if isinstance(name, str) and family_of(name)
+    )
+    name = ranked[0][1] if ranked else None
     if name and (not family_of(algorithm) or family_of(name) == family_of(algorithm)):
         return name, [(rows_of(path, name), value) for path, value in leaves]
     is_loss = any(rows[0].field == "loss_type" for (rows, _), each in zip(found, named, strict=True) if each)
     return name if is_loss else algorithm, found
 
 
-def _claims(
-    found: Sequence[tuple[tuple[Row, ...], Any]], claimed: Sequence[Mapping[str, tuple[Any, bool]] | None]
-) -> dict[str, tuple[bool, bool, int, int]]:
-    """Return the best claim for each setting; its last part is the place of its field, negative. A setting
-    that gives way to a value that has to be worked out has no place."""
-    open_ones = {
-        setting
-        for (rows, value), settings in zip(found, claimed, strict=True)
-        if settings is None and value is not None
-        for setting in rows[0].settings
-    }
-    claims: dict[str, list[tuple[bool, bool, int, int]]] = {}
-    for place, settings in enumerate(claimed):
-        for setting, (ours, gives_way) in (settings or {}).items():
-            is_open = gives_way and ours is not ... and setting in open_ones
-            claim = (ours is not LEFT_OUT, gives_way, len(settings or {}), 1 if is_open else -place)
-            claims.setdefault(setting, []).append(claim)
-    return {setting: min(all_of_it) for setting, all_of_it in claims.items()}
-
-
 def _shown(rows: Sequence[Row], value: Any) -> Any:
     """Return a value if a message may show it as one of a field with these rows; otherwise `...`."""
     return value if any(listed(row, value) is not ... for row in rows) else ...
-
-
-def _is_within(claims: Iterable[str], section: str) -> bool:
-    """Return True if a setting in a section is among claims, so that nothing has to switch it on."""
-    return any(setting.startswith(f"{section}.") for setting in claims)

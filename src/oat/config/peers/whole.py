@@ -25,6 +25,8 @@ _SEVERAL = 3
 """Number of names of a peer's from which on they count as a whole configuration of its."""
 _DEEPEST = 3
 """Largest number of sections within each other that our settings have."""
+_NEEDED = ("model.path", "prompts.path")
+"""Settings without which no run begins."""
 _TEMPLATE = {"render.template": "tokenizer"}
 
 
@@ -70,18 +72,18 @@ def beside(
         defaults["oracle.name"] = "recorded"
     elif around.get("oracle", ...) is ... and not is_python(place):
         defaults["oracle.name"] = ...
+    ours = settings_of(leaves, algorithm)
+    missing = [name for name in _NEEDED if name not in ours and name.partition(".")[0] not in around]
+    defaults |= dict.fromkeys(missing if not is_python(place) else (), ...)
     notes = [_END] if "learner.schedule_steps" in defaults else []
     notes += [_CAP] if defaults.get("algorithm.clip_high") is ... else []
-    ours = settings_of(leaves, algorithm)
     prompts = ours.get("prompts.path", _data(around, leaves))
     prompts = dict(_within(prompts, "")).get("path", prompts)
-    worked_out = {}
-    if ours.get("stop.max_steps") is ...:
-        epochs = [value for path, value in leaves if path[-1].replace("-", "_") == "num_train_epochs"]
-        sizes = {"algorithm.prompts": default_of("algorithm.prompts", algorithm), **defaults, **given, **ours}
-        steps, said = _steps(epochs[0], count(prompts), sizes["algorithm.prompts"], algorithm)
-        worked_out = {"stop.max_steps": steps} if steps else {}
-        notes.append(said)
+    sizes = {"algorithm.prompts": default_of("algorithm.prompts", algorithm), **defaults, **given, **ours}
+    is_part = ours.get("stop.max_steps") is ...
+    steps, said = _steps(leaves, prompts, sizes["algorithm.prompts"], algorithm) if is_part else (0, "")
+    worked_out = {"stop.max_steps": steps} if steps else {}
+    notes += [said] if said else []
     is_open = "render.template" not in given
     key = ours.get("prompts.prompt_key", given.get("prompts.prompt_key"))
     is_chat = has_messages(prompts, key) if is_open else False
@@ -90,9 +92,11 @@ def beside(
     return {**defaults, **(_TEMPLATE if is_chat else {})}, worked_out, "\n".join(notes), algorithm
 
 
-def _steps(epochs: Any, records: int | None, prompts: Any, algorithm: str | None) -> tuple[int, str]:
+def _steps(leaves: Sequence[Leaf], data: Any, prompts: Any, algorithm: str | None) -> tuple[int, str]:
     """Return the number of steps of a part of an epoch, 0 if it is not known, and how it comes about. TRL's
     GRPO leaves out the records that do not fill a step; the other trainers learn from them."""
+    epochs = next(value for path, value in leaves if path[-1].replace("-", "_") == "num_train_epochs")
+    records = count(data)
     if not records or type(prompts) is not int or prompts < 1:
         return 0, f"stop.max_steps is {epochs} x records / algorithm.prompts"
     is_group = family_of(algorithm) == "group"
