@@ -137,6 +137,46 @@ def written(value: Any) -> str:
     return json.dumps(value) if value not in ("", [], {}) else "x"
 
 
+BOOLS = [
+    (field, algorithm)
+    for field, algorithm, row, _ in fields_of_trl()
+    for what in ({**TRL[SHARED], **{k: v for c in classes() for k, v in TRL[c].items()}}[field],)
+    if "bool" in what.get("type", "").split(" | ")
+]
+
+
+def test_a_flag_no_name_of_trl_is_false() -> None:
+    """HfArgumentParser has such a flag for every bool that is true by default."""
+    assert len(BOOLS) > 60
+    for field, algorithm in BOOLS:
+        for flag in (f"--no_{field}", f"--no-{field.replace('_', '-')}"):
+            assert message([flag], algorithm) == message([f"--{field}=false"], algorithm).replace(
+                f"--{field}:", f"{flag}:", 1
+            )
+    for flag, given in {
+        "no_shuffle_dataset": "--prompts.shuffle false",
+        "no_gradient_checkpointing": "--learner.gradient_checkpointing false",
+        "no_use_bias_correction_kl": "--algorithm.kl_unbiased false",
+    }.items():
+        assert given in message([f"--{flag}"], "grpo")
+
+
+def test_further_words_of_a_flag_of_another_library_are_its_list() -> None:
+    found = [
+        (field, algorithm)
+        for field, algorithm, _, _ in fields_of_trl()
+        if field not in Config.__dataclass_fields__
+    ]
+    for field, algorithm in [*found, ("eps_clip_low_high", "grpo"), ("nobody_has_this", "grpo")]:
+        said = message([f"--{field}", "1.0", "0.5", "--num_generations", "4"], algorithm)
+        assert f"nothing reads the field `{field}`" in said
+    said = message(["--num_generations", "4", "trainer.total_epochs=2", "data.train_batch_size=8"], "grpo")
+    assert "--prompts.epochs 2" in said
+    said = message(["--learner.betas", "0.9", "0.95"], "grpo")
+    assert "--learner.betas '[a, b]'" in said
+    assert "0.95" not in said
+
+
 def test_every_field_of_trl_has_a_row_and_every_row_a_field() -> None:
     known = {(SHARED, field) for field in TRL[SHARED]}
     known |= {(cls, field) for cls in classes() for field in TRL[cls] if field not in TRL[SHARED]}

@@ -17,10 +17,11 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import yaml
 
+from oat.config.flags import read_flags
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
 from oat.config.yaml_text import Loader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
-from oat.files import is_utf8, seen, start
+from oat.files import seen, start
 
 Origins = dict[tuple[str, ...], str]
 """The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
@@ -34,9 +35,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
     Args:
         path: the YAML file.
-        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true. `--model DIR` is
-            short for `--model.path DIR`, `--algorithm dpo` for `--algorithm.name dpo` (`MAIN_FIELDS`), and
-            `--serialise` for `--compute.serialise`.
+        overrides: flags as typed (`read_flags`): `--a.b value`, `--a.b=value`, or `--a.b` alone for true.
+            `--model DIR` is short for `--model.path DIR`, `--algorithm dpo` for `--algorithm.name dpo`
+            (`MAIN_FIELDS`), and `--serialise` for `--compute.serialise`.
 
     Raises:
         ConfigError: the file or a flag cannot be read, or a field is unknown, missing or ill-typed. The
@@ -50,8 +51,7 @@ def load_tree(
 ) -> tuple[Config, Origins]:
     """Do the work of `load_config` with the tree of a file that was read (`read_tree`). Both `tree` and
     `origins` are changed."""
-    for flag, name, text in _flags(overrides):
-        value = _parse(flag, text)
+    for flag, name, value in read_flags(overrides):
         is_short = name in MAIN_FIELDS and isinstance(value, str)
         _set(tree, [name, MAIN_FIELDS[name]] if is_short else name.split("."), value, flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / Path(path).stem))
@@ -409,38 +409,6 @@ def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:
             )
         origins[place] = f"{path}:{key.start_mark.line + 1}"
         _mark(value, place, path, origins)
-
-
-_SHORT = {"serialise": "compute.serialise"}
-
-
-def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
-    flags, rest = [], list(overrides)
-    while rest:
-        flag = rest.pop(0)
-        if not flag.startswith("--"):
-            raise ConfigError(f"{flag!r} is not a flag; write --section.field value")
-        name, equals, text = flag[2:].partition("=")
-        if not equals:
-            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        flags.append((f"--{name}", _SHORT.get(name, name), text))
-    return flags
-
-
-def _parse(flag: str, text: str) -> Any:
-    if not is_utf8(text):
-        raise ConfigError(f"{flag}: the value is no text in UTF-8; give it in UTF-8")
-    try:
-        value = yaml.load(text, Loader=Loader)
-    except (yaml.YAMLError, ValueError):
-        from oat.config.secrets import is_suspect
-
-        is_ours = flag[2:].partition(".")[0] in Config.__dataclass_fields__ and not is_suspect(flag)
-        raise ConfigError(
-            f"{flag}: cannot read the value{f' {text!r}' if is_ours else ''}; quote it"
-        ) from None
-    # YAML would take ` #2` at the end of a folder's name for a comment
-    return text if isinstance(value, str) and text[:1] not in ("'", '"') else value
 
 
 def _set(tree: dict[str, Any], names: list[str], value: Any, flag: str, origins: Origins) -> None:

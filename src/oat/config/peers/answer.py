@@ -74,7 +74,7 @@ def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
     if answer.stranger:
         unread = f"{answer.stranger} does not read it"
         return f"{name} is {_written(place, given)} here{python}, and {unread}. {row.remark}"
-    if is_ours and given.keys() <= {*row.settings}:
+    if is_ours and given.keys() <= {*row.settings} and answer.value is not False:  # false is no default
         return f"did you mean {' or '.join(f'`{setting}`' for setting in row.settings)}{python}? {row.remark}"
     return f"{name} is {_written(place, given)} here{python}. {row.remark}"
 
