@@ -24,7 +24,7 @@ from fixtures import oat
 
 import oat as package
 from oat.build.parts import with_options
-from oat.config import load
+from oat.config import flags
 from oat.config.load import load_tree
 from oat.config.peers.table import PAIRS, UNNAMED, Row, family_of, find, is_listed, names, rows, values
 from oat.config.peers.translated import settings_of, translated
@@ -113,15 +113,15 @@ def accepts(setting: str, value: Any) -> bool:
     return False
 
 
-def message(flags: list[str], algorithm: str) -> str:
+def message(given: list[str], algorithm: str) -> str:
     """Return the message with which a configuration is refused, in which flags set further fields."""
     tree = {**{name: {**section} for name, section in TREE.items()}, "algorithm": {"name": algorithm}}
     try:
-        config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", flags)
+        config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", given)
         with_options(config, "algorithm", ALGORITHMS[algorithm], origins)
     except ConfigError as error:
         return str(error)
-    raise AssertionError(f"nothing refuses {flags}")
+    raise AssertionError(f"nothing refuses {given}")
 
 
 def lacks(said: str, row: Row, value: Any) -> str:
@@ -135,46 +135,6 @@ def lacks(said: str, row: Row, value: Any) -> str:
 
 def written(value: Any) -> str:
     return json.dumps(value) if value not in ("", [], {}) else "x"
-
-
-BOOLS = [
-    (field, algorithm)
-    for field, algorithm, row, _ in fields_of_trl()
-    for what in ({**TRL[SHARED], **{k: v for c in classes() for k, v in TRL[c].items()}}[field],)
-    if "bool" in what.get("type", "").split(" | ")
-]
-
-
-def test_a_flag_no_name_of_trl_is_false() -> None:
-    """HfArgumentParser has such a flag for every bool that is true by default."""
-    assert len(BOOLS) > 60
-    for field, algorithm in BOOLS:
-        for flag in (f"--no_{field}", f"--no-{field.replace('_', '-')}"):
-            assert message([flag], algorithm) == message([f"--{field}=false"], algorithm).replace(
-                f"--{field}:", f"{flag}:", 1
-            )
-    for flag, given in {
-        "no_shuffle_dataset": "--prompts.shuffle false",
-        "no_gradient_checkpointing": "--learner.gradient_checkpointing false",
-        "no_use_bias_correction_kl": "--algorithm.kl_unbiased false",
-    }.items():
-        assert given in message([f"--{flag}"], "grpo")
-
-
-def test_further_words_of_a_flag_of_another_library_are_its_list() -> None:
-    found = [
-        (field, algorithm)
-        for field, algorithm, _, _ in fields_of_trl()
-        if field not in Config.__dataclass_fields__
-    ]
-    for field, algorithm in [*found, ("eps_clip_low_high", "grpo"), ("nobody_has_this", "grpo")]:
-        said = message([f"--{field}", "1.0", "0.5", "--num_generations", "4"], algorithm)
-        assert f"nothing reads the field `{field}`" in said
-    said = message(["--num_generations", "4", "trainer.total_epochs=2", "data.train_batch_size=8"], "grpo")
-    assert "--prompts.epochs 2" in said
-    said = message(["--learner.betas", "0.9", "0.95"], "grpo")
-    assert "--learner.betas '[a, b]'" in said
-    assert "0.95" not in said
 
 
 def test_every_field_of_trl_has_a_row_and_every_row_a_field() -> None:
@@ -272,7 +232,7 @@ def test_a_name_of_trl_is_translated_wherever_it_stands(place: str) -> None:
         name = field.replace("_", "-") if number % 2 else field
         stands = ARGUMENTS[number % 3] if place == "args." else place
         said = message([f"--{stands}{name}", written(default)], algorithm)
-        value = load._parse("", written(default))
+        value = flags.parse_flag("", written(default))
         assert not lacks(said, row, value), (said, row)
         assert said.count("\n") == 0
         answered += 1

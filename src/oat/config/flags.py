@@ -51,7 +51,7 @@ def read_flags(words: Sequence[str]) -> list[tuple[str, str, Any]]:
             )
         denied = _denied(name, values)
         field, values = denied or (SHORT.get(name, name), values or ["true"])
-        parsed = [_parse(f"--{name}", value) for value in values]
+        parsed = [parse_flag(f"--{name}", value) for value in values]
         flags.append((f"--{name}", field, parsed if len(parsed) > 1 else parsed[0]))
     return flags
 
@@ -123,7 +123,12 @@ def _denied(name: str, values: Sequence[str]) -> tuple[str, list[str]] | None:
     return (field[3:], [value]) if value and "bool" in types_of(field[3:]) else None
 
 
-def _parse(flag: str, text: str) -> Any:
+def parse_flag(flag: str, text: str) -> Any:
+    """Return the value of a flag: its text, read as YAML.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     if not is_utf8(text):
         raise ConfigError(f"{flag}: the value is no text in UTF-8; give it in UTF-8")
     try:

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from oat.config.flags import read_flags
+from oat.config.part_fields import PART_FIELDS
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
 from oat.config.yaml_text import Loader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
@@ -109,7 +110,8 @@ def convert(
         data, algorithm = _without_router(data, origins), algorithm_in(data)
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for key, value in data.items():
+    keys = sorted(data, key=lambda key: cls is Config and key in fields)  # unknown sections come first
+    for key, value in ((key, data[key]) for key in keys):
         if key in fields and key != "options":
             values[key] = _value(types[key], value, (*path, key), origins, algorithm)
         elif "options" in fields and isinstance(key, str):
@@ -133,12 +135,32 @@ def convert(
         if name not in values and dataclasses.is_dataclass(types[name]):
             values[name] = _value(types[name], None, (*path, name), origins, algorithm)
         elif name not in values:
-            field = _dotted((*path, name))
-            raise ConfigError(
-                f"{(place := where(path, origins))}: the field `{field}` is missing; add it"
-                + ("" if place.startswith("oat.Trainer") else f", or pass --{field}")
-            )
+            raise _lacking((*path, name), options, origins)
     return cls(**values)
+
+
+def _lacking(path: tuple[str, ...], options: Mapping[str, Any], origins: Origins) -> ConfigError:
+    """Return the error about a missing field. If the section `algorithm` has fields of another library's
+    instead, as verl's has, it is about these.
+
+    Args:
+        path: the missing field.
+        options: what the section has beside the fields of its class.
+    """
+    from oat.config.peers.table import is_peers
+
+    if path == ("algorithm", "name"):
+        theirs = {name: options[name] for name in options if name not in PART_FIELDS["algorithm"]}
+        own = {name: options[name] for name in options if name not in theirs}
+        first = next((name for name in theirs if is_peers(f"algorithm.{name}")), None)
+        if first is not None:
+            valid = ["name", *PART_FIELDS["algorithm"]]
+            return unknown_field(("algorithm", first), valid, origins, unknown=theirs, given=own)
+    field = _dotted(path)
+    return ConfigError(
+        f"{(place := where(path, origins))}: the field `{field}` is missing; add it"
+        + ("" if place.startswith("oat.Trainer") else f", or pass --{field}")
+    )
 
 
 def _no_section(place: str, section: str, path: tuple[str, ...], value: Any) -> str:

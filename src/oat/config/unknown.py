@@ -19,6 +19,7 @@ from oat.config.peers.table import (
     family_of,
     find,
     is_listed,
+    is_peers,
     is_read,
     names,
     peer_of,
@@ -39,6 +40,8 @@ _MOST_GUESSES = 20
 """Largest number of unknown names for which a message seeks similar ones."""
 SECTIONS_OF_ARGUMENTS = ("args", "training_args", "config")
 """Names of sections, or of objects, that scripts of other libraries give all of their settings in."""
+_OPENED = ("model_init_kwargs", "generation_kwargs")
+"""Sections that a table has as a whole, whose fields have the meaning of the same names outside of them."""
 _ASIDE = ("evaluation", "checkpoint")
 """Our sections that say nothing about learning; `steps` in them are not the steps of the run."""
 
@@ -76,11 +79,11 @@ def described(
     value = unknown.get(path[-1])
     cls, algorithm = _class_among([value, *unknown.values()], algorithm)
     section = _fields_of(value) if path[-1] in SECTIONS_OF_ARGUMENTS else {}
-    is_section = bool(section)
-    first = list(_leaves(path, value))
+    is_section, first = bool(section), list(_leaves(path, value))
     rest = [
         leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])
     ]
+    rest += _theirs_within((around or {}).get("algorithm"))
     peer = "" if cls or around is None else peer_of(_within_arguments(leaf[0]) for leaf in first + rest)
     own, strange = _parted(first, valid, algorithm, peer)
     others, more_strange = _parted(rest, valid, algorithm, peer)
@@ -103,6 +106,13 @@ def described(
     if is_section:
         return _of_arguments(place, path, section, valid, algorithm, guesses)
     return f"{wrong}; {_of_one(place, path, value, valid, algorithm)}"
+
+
+def _theirs_within(section: Any) -> list[Leaf]:
+    """Return the fields of our section `algorithm` that are another library's, and none of ours."""
+    fields = _fields_of(section).items()
+    leaves = (leaf for name, part in fields for leaf in _leaves(("algorithm", str(name)), _plain(name, part)))
+    return [leaf for leaf in leaves if is_peers(".".join(leaf[0]))]
 
 
 def _of_one(
@@ -259,7 +269,8 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:
         for name, part in section.items():
             yield from _leaves((*path, str(name)), part)
         return
-    known = [leaf for name, part in section.items() for leaf in _leaves((*path, str(name)), part)]
+    inner = section if path[-1] in _OPENED else {}
+    known = [leaf for name, part in inner.items() for leaf in _leaves((*path, str(name)), part)]
     known = [leaf for leaf in known if find(leaf[0], None) and len(leaf[0]) == len(path) + 1]
     yield from known
     if not known or len(known) < len(section):

@@ -3,7 +3,7 @@ lines."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oat.config.peers.adapters import ADAPTER, scaled
@@ -11,7 +11,8 @@ from oat.config.peers.answer import AS_DATASET, DATASET, Answer, Given, Leaf, se
 from oat.config.peers.batches import BETAS, SIZES, betas, optimiser_steps, rounded, step_of, undivided
 from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value, refused
-from oat.config.peers.kept import with_own
+from oat.config.peers.kept import is_given, with_own
+from oat.config.peers.kl import KL, kl_of
 from oat.config.peers.objects import GIVEN
 from oat.config.peers.rewards import REWARDS, oracle_of
 from oat.config.peers.shown import listed
@@ -81,6 +82,7 @@ def translated(
     """
     is_alone = len(leaves) == 1 and not cls and not beside.guesses
     algorithm, answers = _answers(leaves, algorithm, is_alone=is_alone)
+    answers = [_beside_own(answer, beside.own, algorithm) for answer in answers]
     peers = [peer for peer in versions() if any(each.row.peer == peer for each in answers)]
     of = f" ({', '.join(map(version_of, peers))})" if peers else ""
     together = _together(answers, algorithm, is_python=is_python(place))
@@ -134,6 +136,7 @@ def faulty(leaves: Sequence[Leaf], algorithm: str) -> set[str]:
 def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bool) -> Together:
     """Return the settings that several fields of TRL or peft decide together."""
     given = {answer.row.field: answer.value for answer in answers if answer.row.peer in ("TRL", "peft")}
+    kl = {answer.row.field: answer.value for answer in answers if answer.row.field in KL}
     family = family_of(algorithm)
     step = step_of(given, algorithm) if family else None
     faults = {"algorithm.prompts": ...}, undivided(given, algorithm)
@@ -142,10 +145,11 @@ def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bo
         (tuple(BETAS), betas(given)),
         (REWARDS, oracle_of(given, is_python=is_python)),
         (ADAPTER, scaled(given)),
+        (KL, kl_of(kl)),
     )
     found: Together = {}
     for names, decided in groups:
-        first, *others = [name for name in given if name in names] or [""]
+        first, *others = [name for name in {**given, **kl} if name in names] or [""]
         if first and decided:
             found[first] = (*decided, first)
             found |= {name: ({}, "", first) for name in others}
@@ -355,6 +359,17 @@ def _answers(
             )
         )
     return algorithm, answers
+
+
+def _beside_own(answer: Answer, own: Mapping[str, Any], algorithm: str | None) -> Answer:
+    """Return an answer without the settings that give way to another name's and that the user set."""
+    claimed = answer.row.claimed(answer.value, algorithm) or {}
+    given = {
+        setting: value
+        for setting, value in (answer.given or {}).items()
+        if not (value is not ... and claimed.get(setting, (0, False))[1] and is_given(setting, own))
+    }
+    return replace(answer, given=given) if given else answer
 
 
 def _named_by(
