@@ -51,7 +51,7 @@ def test_further_words_of_a_flag_of_another_library_are_its_list() -> None:
     for field, algorithm in [*ALL, ("eps_clip_low_high", "grpo"), ("nobody_has_this", "grpo")]:
         said = message([f"--{field}", "1.0", "0.5", "--num_generations", "4"], algorithm)
         assert f"nothing reads the field `{field}`" in said
-    said = message(["--num_generations", "4", "trainer.total_epochs=2", "data.train_batch_size=8"], "grpo")
+    said = message(["--num_generations", "4", "trainer.total_epochs=2", "algorithm.gamma=0.9"], "grpo")
     assert "--prompts.epochs 2" in said
     said = message(["--learner.betas", "0.9", "0.95"], "grpo")
     assert "--learner.betas '[a, b]'" in said

@@ -35,14 +35,20 @@ def read_flags(words: Sequence[str]) -> list[tuple[str, str, Any]]:
         ConfigError: a word is no flag, a flag of ours has several values, or a value cannot be read.
     """
     flags, rest = [], list(words)
+    are_assigned = any(_assigned(word) for word in words)  # a line of verl's has names of ours too
     while rest:
         flag = rest.pop(0)
-        assigned = _assigned(flag)
+        assigned = _assigned(flag, is_any=are_assigned)
         if not assigned and not flag.startswith("--"):
             raise ConfigError(f"{_no_flag(flag)}; write --section.field value")
         name, equals, text = flag[2:].partition("=") if not assigned else (assigned[0], "=", assigned[1])
         values = [text] if equals else []
-        while rest and not assigned and not rest[0].startswith("--") and not (values and _assigned(rest[0])):
+        while (
+            rest
+            and not assigned
+            and not rest[0].startswith("--")
+            and not (values and _assigned(rest[0], is_any=are_assigned))
+        ):
             values.append(rest.pop(0))
         if len(values) > 1 and _is_ours(name):
             raise ConfigError(
@@ -105,11 +111,15 @@ def _is_peers(name: str) -> bool:
     return not is_ours and bool(rows_of(tuple(name.split(".")), None))
 
 
-def _assigned(word: str) -> tuple[str, str] | None:
+def _assigned(word: str, *, is_any: bool = False) -> tuple[str, str] | None:
     """Return the name and the value of a word `name=value` with a name of another library's; None: it is no
-    such word."""
+    such word.
+
+    Args:
+        is_any: it may have any name.
+    """
     found = _ASSIGNMENT.fullmatch(word)
-    return (found[1], found[2]) if found and _is_peers(found[1]) else None
+    return (found[1], found[2]) if found and (is_any or _is_peers(found[1])) else None
 
 
 def _denied(name: str, values: Sequence[str]) -> tuple[str, list[str]] | None:
