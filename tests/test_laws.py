@@ -32,7 +32,7 @@ MAY_IMPORT = {
         "explore files hardware learner ledger loop metrics models oracles plugins "
         "protocols rollout rundir runtime seeds text tracking types wire"
     ),
-    "cli": "build commands control errors files loop oracles plugins quickstart reports",
+    "cli": "build commands config control errors files loop oracles plugins quickstart reports",
     "collector": "errors explore protocols seeds types",
     "commands": (
         "build data errors evaluation explore files hardware laboratory learner ledger loop "

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import oat as package
+from oat.cli.entry import COMMANDS, main, parser
+from oat.config.flags import HARMLESS
 from oat.config.load import load_tree
 from oat.config.peers.rewards import REWARDS
 from oat.config.peers.shown import TEXTS
@@ -117,6 +119,42 @@ def test_the_value_of_a_name_like_that_of_a_secret_is_never_shown(value: Any) ->
         for message in messages(name, value):
             assert "hunter" not in message, name
             assert "12345678" not in message, name
+
+
+@pytest.mark.parametrize("command", ["train", "samples"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([f"--{name}", "Bearer", MARKER] for name in ("hub_token", "hub_tokn", "oracle.api_key", "x_token")),
+        ["--hub_token=Bearer", MARKER],
+        [f"--hub_token={MARKER}"],
+        [f"token={MARKER}"],
+        [f"Bearer {MARKER}"],
+        [KEY],
+        ["--beta", "0.1", KEY],
+        ["--learner.betas", "0.1", KEY],
+        ["--learner.betas", f"[{KEY}"],
+        [f"trainer.hf_token={MARKER}", "trainer.total_epochs=1"],
+    ],
+)
+def test_no_refusal_of_a_command_line_shows_a_secret(command: str, words: list[str], capsys: Any) -> None:
+    for line in ([command, "c.yaml", *words], [command, *words, "c.yaml"], [*words, command]):
+        try:
+            code = main(line)
+        except SystemExit as end:
+            code = end.code  # type: ignore[assignment]
+        said = capsys.readouterr().err
+        assert code
+        assert MARKER not in said, said
+        assert KEY not in said, said
+        assert said
+
+
+def test_no_flag_of_a_command_is_called_as_a_secret_is() -> None:
+    for name in COMMANDS:
+        choices = next(each for each in parser(name)._actions if each.dest == "command").choices
+        for action in choices[name]._actions:  # type: ignore[index, call-overload]
+            assert not any(is_suspect(each) and each[2:] not in HARMLESS for each in action.option_strings)
 
 
 def test_a_secret_in_a_section_of_ours_is_not_copied() -> None:

@@ -32,6 +32,7 @@ CHOSEN: dict[str, Any] = {
     "evaluation.pairs": "held.jsonl",
     "evaluation.oracle": "exact_match",
     "evaluation.every": 5,
+    "render.template": "tokenizer",
     "model.lora": {},
     "model.lora.targets": ["q_proj"],
     "algorithm.clip_high": 4.0,

@@ -24,7 +24,7 @@ from fixtures import oat
 
 import oat as package
 from oat.build.parts import with_options
-from oat.config import load
+from oat.config import flags
 from oat.config.load import load_tree
 from oat.config.peers.table import PAIRS, UNNAMED, Row, family_of, find, is_listed, names, rows, values
 from oat.config.peers.translated import settings_of, translated
@@ -113,15 +113,15 @@ def accepts(setting: str, value: Any) -> bool:
     return False
 
 
-def message(flags: list[str], algorithm: str) -> str:
+def message(given: list[str], algorithm: str) -> str:
     """Return the message with which a configuration is refused, in which flags set further fields."""
     tree = {**{name: {**section} for name, section in TREE.items()}, "algorithm": {"name": algorithm}}
     try:
-        config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", flags)
+        config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", given)
         with_options(config, "algorithm", ALGORITHMS[algorithm], origins)
     except ConfigError as error:
         return str(error)
-    raise AssertionError(f"nothing refuses {flags}")
+    raise AssertionError(f"nothing refuses {given}")
 
 
 def lacks(said: str, row: Row, value: Any) -> str:
@@ -232,7 +232,7 @@ def test_a_name_of_trl_is_translated_wherever_it_stands(place: str) -> None:
         name = field.replace("_", "-") if number % 2 else field
         stands = ARGUMENTS[number % 3] if place == "args." else place
         said = message([f"--{stands}{name}", written(default)], algorithm)
-        value = load._parse("", written(default))
+        value = flags.parse_flag("", written(default))
         assert not lacks(said, row, value), (said, row)
         assert said.count("\n") == 0
         answered += 1

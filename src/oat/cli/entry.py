@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from oat.cli.file_names import read_in_utf8
 from oat.cli.same_hashes import fix_hashes
@@ -78,12 +79,12 @@ def _without_output(code: int) -> int:
 def _run(words: Sequence[str]) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     command = next((word for word in words if not word.startswith("-")), None)
-    arguments, rest = parser(command).parse_known_args(words)
+    arguments, rest = parser(command, words).parse_known_args(words)
     if rest and not hasattr(arguments, "target"):
         print(
             (
-                f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} "
-                "--help"
+                f"oat {arguments.command}: {_masked(repr(rest[0]), words)} is not an argument of it; see oat "
+                f"{arguments.command} --help"
             ),
             file=sys.stderr,
         )
@@ -95,7 +96,7 @@ def _run(words: Sequence[str]) -> int:
     except OatError as error:
         if error.__cause__ is not None and os.environ.get("OAT_TRACEBACK"):
             print(printable("".join(traceback.format_exception(error.__cause__))), end="", file=sys.stderr)
-        print(f"oat {arguments.command}: {error}", file=sys.stderr)
+        print(f"oat {arguments.command}: {_masked(str(error), words)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         raise
@@ -149,21 +150,44 @@ def _short_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def parser(command: str | None = None) -> argparse.ArgumentParser:
+def _masked(text: str, words: Sequence[str]) -> str:
+    """Return a refusal of a command line without the words that may be secrets."""
+    from oat.config.flags import masked
+
+    return masked(text, words)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose refusals show no word that may be a secret.
+
+    Attributes:
+        words: the words of the command line.
+    """
+
+    words: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_masked(message, self.words))
+
+
+def parser(command: str | None = None, words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Args:
         command: the command whose arguments the parser gets. Only this command's module is imported, since
             importing all of them takes time.
+        words: the words of the command line, of which refusals show none that may be a secret.
     """
-    found = argparse.ArgumentParser(
+    found = _Parser(
         prog="oat",
         description="Align language models online: sample, ask, learn, repeat.",
         allow_abbrev=False,
     )
+    found.words = words
     choices = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
         one = choices.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        one.words = words
         if name == command:
             module = importlib.import_module(f"oat.cli.{name}")
             module.add_arguments(one)

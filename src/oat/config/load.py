@@ -17,10 +17,12 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import yaml
 
+from oat.config.flags import read_flags
+from oat.config.part_fields import PART_FIELDS
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
 from oat.config.yaml_text import Loader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
-from oat.files import is_utf8, seen, start
+from oat.files import seen, start
 
 Origins = dict[tuple[str, ...], str]
 """The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
@@ -34,9 +36,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
     Args:
         path: the YAML file.
-        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true. `--model DIR` is
-            short for `--model.path DIR`, `--algorithm dpo` for `--algorithm.name dpo` (`MAIN_FIELDS`), and
-            `--serialise` for `--compute.serialise`.
+        overrides: flags as typed (`read_flags`): `--a.b value`, `--a.b=value`, or `--a.b` alone for true.
+            `--model DIR` is short for `--model.path DIR`, `--algorithm dpo` for `--algorithm.name dpo`
+            (`MAIN_FIELDS`), and `--serialise` for `--compute.serialise`.
 
     Raises:
         ConfigError: the file or a flag cannot be read, or a field is unknown, missing or ill-typed. The
@@ -50,8 +52,7 @@ def load_tree(
 ) -> tuple[Config, Origins]:
     """Do the work of `load_config` with the tree of a file that was read (`read_tree`). Both `tree` and
     `origins` are changed."""
-    for flag, name, text in _flags(overrides):
-        value = _parse(flag, text)
+    for flag, name, value in read_flags(overrides):
         is_short = name in MAIN_FIELDS and isinstance(value, str)
         _set(tree, [name, MAIN_FIELDS[name]] if is_short else name.split("."), value, flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / Path(path).stem))
@@ -109,7 +110,8 @@ def convert(
         data, algorithm = _without_router(data, origins), algorithm_in(data)
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for key, value in data.items():
+    keys = sorted(data, key=lambda key: cls is Config and key in fields)  # unknown sections come first
+    for key, value in ((key, data[key]) for key in keys):
         if key in fields and key != "options":
             values[key] = _value(types[key], value, (*path, key), origins, algorithm)
         elif "options" in fields and isinstance(key, str):
@@ -133,12 +135,32 @@ def convert(
         if name not in values and dataclasses.is_dataclass(types[name]):
             values[name] = _value(types[name], None, (*path, name), origins, algorithm)
         elif name not in values:
-            field = _dotted((*path, name))
-            raise ConfigError(
-                f"{(place := where(path, origins))}: the field `{field}` is missing; add it"
-                + ("" if place.startswith("oat.Trainer") else f", or pass --{field}")
-            )
+            raise _lacking((*path, name), options, origins)
     return cls(**values)
+
+
+def _lacking(path: tuple[str, ...], options: Mapping[str, Any], origins: Origins) -> ConfigError:
+    """Return the error about a missing field. If the section `algorithm` has fields of another library's
+    instead, as verl's has, it is about these.
+
+    Args:
+        path: the missing field.
+        options: what the section has beside the fields of its class.
+    """
+    from oat.config.peers.table import is_peers
+
+    if path == ("algorithm", "name"):
+        theirs = {name: options[name] for name in options if name not in PART_FIELDS["algorithm"]}
+        own = {name: options[name] for name in options if name not in theirs}
+        first = next((name for name in theirs if is_peers(f"algorithm.{name}")), None)
+        if first is not None:
+            valid = ["name", *PART_FIELDS["algorithm"]]
+            return unknown_field(("algorithm", first), valid, origins, unknown=theirs, given=own)
+    field = _dotted(path)
+    return ConfigError(
+        f"{(place := where(path, origins))}: the field `{field}` is missing; add it"
+        + ("" if place.startswith("oat.Trainer") else f", or pass --{field}")
+    )
 
 
 def _no_section(place: str, section: str, path: tuple[str, ...], value: Any) -> str:
@@ -409,38 +431,6 @@ def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:
             )
         origins[place] = f"{path}:{key.start_mark.line + 1}"
         _mark(value, place, path, origins)
-
-
-_SHORT = {"serialise": "compute.serialise"}
-
-
-def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
-    flags, rest = [], list(overrides)
-    while rest:
-        flag = rest.pop(0)
-        if not flag.startswith("--"):
-            raise ConfigError(f"{flag!r} is not a flag; write --section.field value")
-        name, equals, text = flag[2:].partition("=")
-        if not equals:
-            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        flags.append((f"--{name}", _SHORT.get(name, name), text))
-    return flags
-
-
-def _parse(flag: str, text: str) -> Any:
-    if not is_utf8(text):
-        raise ConfigError(f"{flag}: the value is no text in UTF-8; give it in UTF-8")
-    try:
-        value = yaml.load(text, Loader=Loader)
-    except (yaml.YAMLError, ValueError):
-        from oat.config.secrets import is_suspect
-
-        is_ours = flag[2:].partition(".")[0] in Config.__dataclass_fields__ and not is_suspect(flag)
-        raise ConfigError(
-            f"{flag}: cannot read the value{f' {text!r}' if is_ours else ''}; quote it"
-        ) from None
-    # YAML would take ` #2` at the end of a folder's name for a comment
-    return text if isinstance(value, str) and text[:1] not in ("'", '"') else value
 
 
 def _set(tree: dict[str, Any], names: list[str], value: Any, flag: str, origins: Origins) -> None:

@@ -20,6 +20,7 @@ from oat.config.peers.table import (
     family_of,
     find,
     is_listed,
+    is_peers,
     is_read,
     names,
     peer_of,
@@ -77,12 +78,12 @@ def described(
     value = unknown.get(path[-1])
     cls, algorithm = _class_among([value, *unknown.values()], algorithm)
     section = _fields_of(value) if path[-1] in SECTIONS_OF_ARGUMENTS else {}
-    is_section = bool(section)
-    first = list(_leaves(path, value))
+    is_section, first = bool(section), list(_leaves(path, value))
     rest = [
         leaf for name in unknown if name != path[-1] for leaf in _leaves((*path[:-1], name), unknown[name])
     ]
     first, rest = _flat(first, rest) if around is not None else (first, rest)
+    rest += _theirs_within((around or {}).get("algorithm"))
     peer = "" if cls or around is None else peer_of(_within_arguments(leaf[0]) for leaf in first + rest)
     own, strange = _parted(first, valid, algorithm, peer)
     others, more_strange = _parted(rest, valid, algorithm, peer)
@@ -116,6 +117,13 @@ def _unheard(paths: Sequence[tuple[str, ...]], first: tuple[str, ...] | None) ->
     if first is None or len(others) == len(unheard):
         return f" (and no table has {names})" if names else ""
     return f" (no table has it, and none has {names})" if names else " (no table has it)"
+
+
+def _theirs_within(section: Any) -> list[Leaf]:
+    """Return the fields of our section `algorithm` that are another library's, and none of ours."""
+    fields = _fields_of(section).items()
+    leaves = (leaf for name, part in fields for leaf in _leaves(("algorithm", str(name)), _plain(name, part)))
+    return [leaf for leaf in leaves if is_peers(".".join(leaf[0]))]
 
 
 def _of_one(
@@ -272,9 +280,8 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:
         for name, part in section.items():
             yield from _leaves((*path, str(name)), part)
         return
-    is_open = path[-1].replace("-", "_") in ARGUMENTS or _is_listed_within(path, section)
-    parts = section.items() if is_open else ()
-    known = [leaf for name, part in parts for leaf in _leaves((*path, str(name)), part)]
+    inner = section if path[-1].replace("-", "_") in ARGUMENTS else {}
+    known = [leaf for name, part in inner.items() for leaf in _leaves((*path, str(name)), part)]
     known = [leaf for leaf in known if find(leaf[0], None) and len(leaf[0]) == len(path) + 1]
     yield from known
     if not known or len(known) < len(section):

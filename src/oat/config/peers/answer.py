@@ -80,7 +80,8 @@ def _sentence(place: str, row: Row, ours: Given | None, answer: Answer) -> str:
     if answer.stranger:
         unread = f"{answer.stranger} does not read it"
         return f"{name} is {_written(place, given)} here{python}, and {unread}. {row.remark}"
-    if is_ours and not answer.lacks and given.keys() <= {*row.settings}:
+    is_known = given.keys() <= {*row.settings} and answer.value is not False  # false is no default
+    if is_ours and not answer.lacks and is_known:
         return f"did you mean {' or '.join(f'`{setting}`' for setting in row.settings)}{python}? {row.remark}"
     return f"{name} is {_written(place, given)} here{python}. {row.remark}"
 

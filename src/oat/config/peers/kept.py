@@ -6,7 +6,7 @@ from typing import Any
 from oat.config.peers.copied import is_python
 from oat.config.peers.objects import GIVEN, plain
 from oat.config.peers.shown import own
-from oat.config.peers.table import is_read
+from oat.config.peers.table import is_peers, is_read
 from oat.config.secrets import is_hidden
 from oat.config.settings import MAIN_FIELDS
 
@@ -37,7 +37,7 @@ def with_own(place: str, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> tu
         if section != "algorithm" and fields.get(name) != ours.get(name, fields.get(name)):
             continue  # it becomes another part, with other options
         for setting, value in fields.items():
-            if setting in ours or not is_read(setting, algorithm):
+            if setting in ours or not is_read(setting, algorithm) or is_peers(setting):
                 continue
             found[setting] = _written(place, setting, value)
             if found[setting] is GIVEN:
@@ -48,6 +48,16 @@ def with_own(place: str, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> tu
     return {
         name: whole[name] for name in sorted(whole, key=lambda name: places.get(name.partition(".")[0], -1))
     }, comments
+
+
+def is_given(setting: str, tree: Mapping[str, Any]) -> bool:
+    """Return True if the user's tree has a setting in its sections."""
+    found: Any = tree
+    for name in setting.split("."):
+        if not issubclass(type(found), dict) or name not in found:
+            return False
+        found = found[name]
+    return True
 
 
 def _fields(section: str, given: Any) -> Iterator[tuple[str, Any]]:

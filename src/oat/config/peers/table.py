@@ -10,11 +10,12 @@ The rows are in the files `*.csv` beside this module, with `|` between the colum
   argument x of `oat.Trainer`;
 * conversion: how a value becomes ours. `=`: it is the same, for every setting of the row. `whole`: so is a
   whole number. `A -> x.y=B & x.z=C; D -> -; * -> =` names values: A sets two settings, D needs none, and any
-  other is the same (`whole`: any other whole number; `list`: any other list). On the right, `*` is the value
-  itself, `*-1` one less (or, if that is below 0, a value that the user has to choose), `*/s` a number of
-  optimiser steps in steps of the run (`512/s`: this number of them), `...` a value that the user has to
-  choose, and `-` a setting that is left out whatever other names say. `x.y?=B` gives way to what another name
-  says. Empty: it has to be worked out, as the remark says;
+  other is the same (`whole`: any other whole number; `list`: any other list; `.jinja`: a path with
+  this end). On the right, `*` is the value itself, `*-1` one less (or, if that is below 0, a value that the
+  user has to choose), `*/s` a number of optimiser steps in steps of the run (`512/s`: this number of them),
+  `...` a value that the user has to choose, and `-` a setting that is left out whatever other names say.
+  `x.y?=B` gives way to what another name says, or the user by our name. Empty: it has to be worked out, as
+  the remark says;
 * remark: one sentence on what differs, or why there is no such setting;
 * told: the values for which what differs must be known to use ours, so that it stands beside it in a list of
   several names: `*` any, `~` one that our setting has not, `!A` all but A, `A; B` these. Empty: none.
@@ -26,6 +27,7 @@ import csv
 import functools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +72,10 @@ PAIRS = frozenset(
     ]
 )
 """Our algorithms for which the names of DPO are the right ones."""
-UNNAMED = ("whole", "list", "*")
+UNNAMED = ("whole", "list", ".jinja", "*")
 """Left sides of conversions that stand for values without a name, in the order in which they are tried."""
+_JINJA = re.compile(r"[^\n{}]*\.jinja2?")
+"""Pattern of the path of a template; the text of one has braces."""
 LEFT_OUT = object()
 """Value of a setting that is not written."""
 _ADAPTERS = ("lora", "lora_config", "peft", "adapter")
@@ -187,6 +191,8 @@ class Row:
             value = int(number)
         if key == "list" and not isinstance(value, list | tuple):
             return None
+        if key == ".jinja" and not (isinstance(value, str) and _JINJA.fullmatch(value)):
+            return None
         return None if isinstance(value, Mapping) else dict.fromkeys(self.settings, value)
 
 
@@ -265,6 +271,12 @@ def peer_of(names: Iterable[str]) -> str:
     ]
     most, peer = max(theirs, default=(0, ""))
     return peer if most > mine else ""
+
+
+def is_peers(setting: str) -> bool:
+    """Return True if a field of our section `algorithm` is none of ours, and a table has it: verl's."""
+    section, _, name = setting.partition(".")
+    return section == "algorithm" and name != "name" and name not in READERS and is_listed(setting.split("."))
 
 
 def names() -> Iterable[str]:

@@ -3,7 +3,7 @@ lines."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oat.config.peers.adapters import ADAPTER, scaled
@@ -22,7 +22,8 @@ from oat.config.peers.claims import Settings, best, is_within, lost, rank
 from oat.config.peers.copied import arguments, block, code, is_python, plain
 from oat.config.peers.faults import fault_of, near_value, refused
 from oat.config.peers.joined import DATA, SCHEDULE, SINKS, configured, schedule_of, sinks_of
-from oat.config.peers.kept import with_own
+from oat.config.peers.kept import is_given, with_own
+from oat.config.peers.kl import KL, kl_of
 from oat.config.peers.objects import GIVEN
 from oat.config.peers.rewards import REWARDS, oracle_of
 from oat.config.peers.shown import listed
@@ -92,6 +93,7 @@ def translated(
     """
     is_alone = len(leaves) == 1 and not cls and not beside.guesses
     algorithm, answers = _answers(leaves, algorithm, is_alone=is_alone)
+    answers = [_beside_own(answer, beside.own, algorithm) for answer in answers]
     peers = [peer for peer in versions() if any(each.row.peer == peer for each in answers)]
     of = f" ({', '.join(map(version_of, peers))})" if peers else ""
     together = _together(answers, algorithm, is_python=is_python(place))
@@ -147,6 +149,7 @@ def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bo
     known = [answer for answer in answers if answer.row.peer in ("TRL", "peft")]
     given = {answer.row.field: answer.value for answer in known}
     raw = {answer.row.field: answer.raw for answer in answers}
+    kl = {answer.row.field: answer.value for answer in answers if answer.row.field in KL}
     family = family_of(algorithm)
     step = step_of(given, algorithm) if family else None
     faults = {"algorithm.prompts": ...}, undivided(given, algorithm)
@@ -158,6 +161,7 @@ def _together(answers: Sequence[Answer], algorithm: str | None, *, is_python: bo
         (DATA, configured(given)),
         (SCHEDULE, schedule_of(raw)),
         (SINKS, sinks_of(raw)),
+        (KL, kl_of(kl)),
     )
     found: Together = {}
     for names, decided in groups:
@@ -415,6 +419,17 @@ def _claimed(
         claimed.append(None if faults[-1] else settings)
         parts.append(said)
     return claimed, faults, parts
+
+
+def _beside_own(answer: Answer, own: Mapping[str, Any], algorithm: str | None) -> Answer:
+    """Return an answer without the settings that give way to another name's and that the user set."""
+    claimed = answer.row.claimed(answer.value, algorithm) or {}
+    given = {
+        setting: value
+        for setting, value in (answer.given or {}).items()
+        if not (value is not ... and claimed.get(setting, (0, False))[1] and is_given(setting, own))
+    }
+    return replace(answer, given=given) if given else answer
 
 
 def _named_by(
