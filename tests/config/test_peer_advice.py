@@ -87,6 +87,9 @@ def test_templates_are_proposed_only_in_a_form_that_is_read(
     assert block_of(said).get("render") == render
     alone = refusal({**BEGUN, **given})
     assert ("`render.template`" in alone) == (render is None) or len(given) > 1
+    whole = {"num_generations": 4, "max_steps": 3, "learning_rate": 1e-5, "dataset_name": "org/data"}
+    assert "add render" in refusal(whole)
+    assert "add render" not in refusal({**given, **whole})
 
 
 def test_fields_within_a_field_of_another_library_are_not_looked_up_alone() -> None:

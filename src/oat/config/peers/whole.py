@@ -84,7 +84,7 @@ def beside(
     steps, said = _steps(leaves, prompts, sizes["algorithm.prompts"], algorithm) if is_part else (0, "")
     worked_out = {"stop.max_steps": steps} if steps else {}
     notes += [said] if said else []
-    is_open = "render.template" not in given
+    is_open = "render.template" not in {**given, **ours}
     key = ours.get("prompts.prompt_key", given.get("prompts.prompt_key"))
     is_chat = has_messages(prompts, key) if is_open else False
     if is_chat is None:
