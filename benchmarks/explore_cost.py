@@ -45,13 +45,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import END, prompts, text, write_tokenizer
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.explore.base import Round, candidates_of
 from oat.functional.products import product
 from oat.loop import Run
 from oat.models.ensemble import Ensemble
+from oat.resolve.resolve import resolve
 from oat.types import ENSEMBLE, Feedback, Group, Key, Prompt
 
 

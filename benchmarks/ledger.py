@@ -22,8 +22,7 @@ import numpy as np
 import torch
 import yaml
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
@@ -32,6 +31,7 @@ from oat.models.loading import save_lm
 from oat.oracles.callables import CallableOracle
 from oat.quickstart import configurations
 from oat.quickstart.task import build_model, build_task, build_tokenizer
+from oat.resolve.resolve import resolve
 from oat.seeds import Seeds
 from oat.types import Group, Key, Message, Prompt, Question, Segment, Trajectory
 

@@ -34,13 +34,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from oat.build.estimate import Lengths, estimate
-from oat.build.resolve import resolve
 from oat.config.load import load_config
+from oat.forecast.estimate import Lengths, estimate
+from oat.resolve.resolve import resolve
 
 GB = 10**9
 IMPORTS = (
-    "import torch, transformers, peft, oat.cli, oat.build.run, oat.loop, oat.build.open_run, "
+    "import torch, transformers, peft, oat.cli, oat.assemble.run, oat.loop, oat.opening.open_run, "
     "oat.tracking.files"
 )
 REWARD = """import random

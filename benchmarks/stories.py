@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from oat.build.learned import policy_weights, run_config
+from oat.answering.learned import policy_weights, run_config
 from oat.config.settings import Config
 from oat.data.prompt_set import Source, read_prompts
 from oat.engines.torch import TorchEngine

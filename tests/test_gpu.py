@@ -21,9 +21,8 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_mod
 from transformers import AutoModelForCausalLM
 from weights import turn_bit
 
-from oat.build.learned import policy_weights
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.answering.learned import policy_weights
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.engines.records import Pooling
 from oat.engines.torch import TorchEngine
@@ -36,6 +35,7 @@ from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.packing import Span
+from oat.resolve.resolve import resolve
 from oat.rollout.features import FromSampling, SecondPass
 from oat.seeds import Seeds
 from oat.types import Completion, Request, Sampling

@@ -26,17 +26,25 @@ MAY_IMPORT = {
     "__init__": "config rundir trainer",
     "__main__": "cli",
     "algorithms": "errors explore functional plugins types",
-    "blobs": "errors types wire",
-    "build": (
-        "algorithms collector config control data engines environments errors evaluation "
-        "explore files hardware learner ledger loop metrics models oracles plugins "
-        "protocols rollout rundir runtime seeds text tracking types wire"
+    "answering": (
+        "algorithms assemble config engines errors evaluation explore files learner loop models "
+        "resolve rollout rundir seeds text types"
     ),
-    "cli": "build commands config control errors files loop oracles plugins quickstart reports",
+    "assemble": (
+        "algorithms collector config control data engines environments errors evaluation "
+        "explore files hardware learner ledger loop models oracles plugins protocols resolve "
+        "rollout rundir runtime seeds text tracking types wire"
+    ),
+    "blobs": "errors types wire",
+    "cli": (
+        "answering commands config control errors files loop opening oracles plugins quickstart "
+        "reports resolve"
+    ),
     "collector": "errors explore protocols seeds types",
     "commands": (
-        "build data errors evaluation explore files hardware laboratory learner ledger loop "
-        "metrics models reports rollout rundir runtime seeds text types"
+        "answering assemble data errors evaluation explore files forecast hardware laboratory "
+        "learner ledger loop metrics models opening reports resolve rollout rundir runtime "
+        "seeds text types"
     ),
     "config": "errors files plugins",
     "control": "config errors plugins types",
@@ -46,6 +54,10 @@ MAY_IMPORT = {
     "evaluation": "algorithms errors explore files protocols rollout seeds types",
     "explore": "errors plugins types",
     "files": "errors",
+    "forecast": (
+        "algorithms assemble config control data engines errors files hardware learner loop "
+        "models oracles resolve rundir runtime seeds text tracking types"
+    ),
     "functional": "errors",
     "hardware": "functional models types",
     "laboratory": "errors explore files models seeds",
@@ -54,26 +66,36 @@ MAY_IMPORT = {
     "loop": "algorithms control errors metrics protocols seeds types",
     "metrics": "errors",
     "models": "config errors files functional text types",
+    "opening": (
+        "assemble config control data errors files forecast learner ledger loop models resolve "
+        "rundir runtime text tracking"
+    ),
     "oracles": "config errors files models plugins types wire",
     "plugins": "errors files",
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
-    "reports": "algorithms build config control errors files ledger loop metrics rundir tracking types",
+    "reports": "algorithms config control errors files ledger loop metrics resolve rundir tracking types",
+    "resolve": (
+        "algorithms config control data engines environments errors evaluation explore files "
+        "learner metrics models oracles plugins rundir text tracking types"
+    ),
     "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "algorithms blobs engines errors files oracles plugins protocols types wire",
     "testing": (
-        "__init__ algorithms cli data environments errors explore learner metrics models oracles "
-        "plugins rundir seeds types wire"
+        "__init__ algorithms cli data environments errors explore learner metrics models "
+        "oracles plugins rundir seeds types wire"
     ),
     "text": "errors files types",
     "tracking": "config errors files plugins rundir types",
-    "trainer": "build commands config control errors files loop plugins reports rundir",
+    "trainer": "commands config control errors files loop opening plugins reports resolve rundir",
     "wire": "errors types",
 }
 """For each package and each module of the root, the others that it may import."""
 
 MAX_ROOT = 13
+SKIPPED = ("build", "_build", "dist", "lib", "env", "venv", "target", "parts", "wheels", "site-packages")
+"""Names of folders that ruff, setuptools or the usual ignore files leave out."""
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 ONLY_IN = {
@@ -328,8 +350,8 @@ def test_the_loop_knows_protocols_only(name: str) -> None:
 
 
 def test_only_one_file_knows_concrete_parts_of_several_boxes() -> None:
-    """A file may use a concrete algorithm, engine, explorer or oracle. Only build/resolve.py uses several: it
-    makes the explorer of a run whose oracle it checks."""
+    """A file may use a concrete algorithm, engine, explorer or oracle. Only resolve/resolve.py uses several:
+    it makes the explorer of a run whose oracle it checks."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."
@@ -343,14 +365,14 @@ def test_only_one_file_knows_concrete_parts_of_several_boxes() -> None:
         if concrete:
             found[name_of(file)] = {name.split(".")[1] for name in concrete}
     assert {name: boxes for name, boxes in found.items() if len(boxes) > 1} == {
-        "oat.build.resolve": {"explore", "oracles"}
+        "oat.resolve.resolve": {"explore", "oracles"}
     }
 
 
-def test_only_those_who_make_runs_import_build() -> None:
-    knowing = {name_of(file) for file in FILES if "oat.build.run" in imports(file)}
+def test_only_those_who_make_runs_import_assemble_run() -> None:
+    knowing = {name_of(file) for file in FILES if "oat.assemble.run" in imports(file)}
     assert knowing == {
-        "oat.build.open_run",
+        "oat.opening.open_run",
         "oat.commands.compare",
         "oat.commands.eval",
         "oat.commands.features",
@@ -375,7 +397,7 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
         "oat.types",
         "oat.errors",
         "oat.config.load",
-        "oat.build.targets",
+        "oat.resolve.targets",
         "oat.cli",
         "oat.wire",
         "oat.seeds",
@@ -411,15 +433,17 @@ def test_tests_mirror_the_packages() -> None:
     assert not list((TESTS / "support").rglob("test_*.py"))
 
 
-def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
-    """Pytest's settings exclude no test folder. By default pytest skips folders called `build`."""
-    passed_over = [
-        str(file.relative_to(TESTS))
-        for file in TESTS.rglob("test_*.py")
-        for folder in file.relative_to(TESTS).parts[:-1]
-        if any(fnmatch.fnmatch(folder, pattern) for pattern in pytestconfig.getini("norecursedirs"))
-    ]
-    assert passed_over == []
+def test_tools_look_into_every_folder(pytestconfig: pytest.Config) -> None:
+    """No folder of code or of tests has a name that pytest or ruff skips by default."""
+    skipped = [*pytestconfig.getini("norecursedirs"), *SKIPPED]
+    passed_over = {
+        folder
+        for root in (ROOT, TESTS)
+        for file in root.rglob("*.py")
+        for folder in file.relative_to(root).parts[:-1]
+        if any(fnmatch.fnmatch(folder, pattern) for pattern in skipped)
+    }
+    assert passed_over == set()
 
 
 def test_no_test_imports_another() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oat.build.defaults import derived
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.errors import ConfigError
+from oat.resolve.defaults import derived
+from oat.resolve.resolve import resolve
 
 RUN = """\
 model: {path: models/tiny}

@@ -1,5 +1,6 @@
-"""Settings go one way (docs/architecture.md): `config/` reads them, `build/` gives each part its own, and no
-file reads a setting of another part. The tests read the source and run nothing."""
+"""Settings go one way (docs/architecture.md): `config/` reads them, the rooms that make a run (`MAKING`)
+give each part its own, and no file reads a setting of another part. The tests read the source and run
+nothing."""
 
 import ast
 from collections.abc import Iterator
@@ -12,45 +13,47 @@ import oat
 from oat.config.settings import Config
 
 ROOT = Path(oat.__file__).parent
+MAKING = ("resolve", "assemble", "forecast", "opening", "answering")
+"""The packages on the way from a configuration to a run, or to a learned model that answers."""
 PAGE = ROOT.parent.parent / "docs" / "architecture.md"
 OUTSIDE = {
     file.relative_to(ROOT).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
     for file in sorted(ROOT.rglob("*.py"))
-    if file.relative_to(ROOT).parts[0] not in ("config", "build")
+    if file.relative_to(ROOT).parts[0] not in ("config", *MAKING)
 }
-"""The files outside `config/` and `build/`."""
+"""The files outside `config/` and the rooms that make a run."""
 
 SECTIONS = {f.name for f in fields(Config)}
 DOORS = {
     "oat.config.settings": {"Config"},
     "oat.config.load": {"load_config", "parse_config", "stored_config", "convert"},
-    "oat.build.resolve": {"resolve", "make_objective"},
-    "oat.build.resolved": {"Resolved"},
-    "oat.build.targets": {"resolve_file", "resolve_tree", "resolve_evaluated", "evaluated_as"},
-    "oat.build.learned": {"run_config"},
-    "oat.build.contenders": {"contenders_of"},
+    "oat.resolve.resolve": {"resolve", "make_objective"},
+    "oat.resolve.resolved": {"Resolved"},
+    "oat.resolve.targets": {"resolve_file", "resolve_tree", "resolve_evaluated", "evaluated_as"},
+    "oat.answering.learned": {"run_config"},
+    "oat.answering.contenders": {"contenders_of"},
     "oat.rundir.reading": {"LoadedRun", "load_run"},
 }
 """Functions and classes that give a file a whole configuration, or that make one section from another's
 text."""
 HOLDERS = {
     "__init__.py": "offers oat.load_run",
-    "cli/check.py": "passes a resolved configuration from build/targets.py to the command",
+    "cli/check.py": "passes a resolved configuration from resolve/targets.py to the command",
     "cli/eval.py": "likewise",
     "cli/train.py": "likewise",
-    "commands/check.py": "passes it to the functions of build/ that write its lines",
-    "commands/compare.py": "passes the two of a comparison to build/run.py",
-    "commands/eval.py": "passes it to build/run.py",
+    "commands/check.py": "passes it to the functions of forecast/ that write its lines",
+    "commands/compare.py": "passes the two of a comparison to assemble/run.py",
+    "commands/eval.py": "passes it to assemble/run.py",
     "cli/features.py": "likewise",
-    "commands/export_ensemble.py": "reads the activation of the ensemble of a run (build/learned.py)",
-    "commands/features.py": "passes it to build/run.py",
-    "commands/show_tokens.py": "passes it to build/run_inputs.py",
+    "commands/export_ensemble.py": "reads the activation of the ensemble of a run (answering/learned.py)",
+    "commands/features.py": "passes it to assemble/run.py",
+    "commands/show_tokens.py": "passes it to assemble/run_inputs.py",
     "reports/accounts.py": "asks the run in a directory for its columns (rundir/reading.py)",
     "reports/plot.py": "asks it for its settings as plain data, which a plot compares whatever they are",
     "reports/samples.py": "asks it for the column of the prompts",
     "rundir/reading.py": "reads the configuration of a run, and says of it what people and reports need",
     "tracking/sinks.py": "makes the options of a sink of what its own section has (`convert`)",
-    "trainer.py": "makes one of Python objects, passes it to build/, and shows it as `Trainer.config`",
+    "trainer.py": "makes one of Python objects, passes it to opening/, and shows it as `Trainer.config`",
 }
 """The files that hold a configuration, each with the reason."""
 READER = "rundir/reading.py"
@@ -72,7 +75,7 @@ WALKS = {
     "sampling.temperature": "engines/decoding.py",
     "oracle.max_outstanding": "collector.py",
 }
-"""The file outside `config/` and `build/` that reads the value of a setting."""
+"""The file outside `config/` and `MAKING` that reads the value of a setting."""
 ASIDE = {
     "temperature": {"learner/models.py", "blobs.py"},
     "learning_rate": {"laboratory/agents.py"},

@@ -21,7 +21,7 @@ from provenance import ROOT
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat import Trainer
-from oat.build.speaker import GenerationOptions, load_speaker
+from oat.answering.speaker import GenerationOptions, load_speaker
 from oat.commands.export import export_run
 from oat.commands.generate import generate
 from oat.models.causal_lm import CausalLM

@@ -13,8 +13,6 @@ from task import END, RATE, Memory, Paced, digest, pairs, prompts, ragged, rewar
 
 from oat.algorithms.base import Objective
 from oat.algorithms.group import GRPO, GRPOConfig
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.learner.learner import Learner
@@ -23,6 +21,8 @@ from oat.learner.optimiser import OptimiserSettings
 from oat.loop import train
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
+from oat.opening.open_run import open_run
+from oat.resolve.resolve import resolve
 from oat.seeds import Seeds
 from oat.types import (
     Answer,

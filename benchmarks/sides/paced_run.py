@@ -6,10 +6,10 @@ from typing import Any
 
 from task import Paced
 
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.loop import Run, train
+from oat.opening.open_run import open_run
+from oat.resolve.resolve import resolve
 
 
 def paced_run(file: Path, opened: Callable[[Run], None] = lambda run: None) -> tuple[dict[str, float], Paced]:

@@ -58,7 +58,7 @@ MOST_GAP = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The boxes of one run, as `oat.build.run` made them.
+    """The boxes of one run, as `oat.assemble.run` made them.
 
     Attributes:
         objectives: the objectives that each step learns, one after another; the first one makes the plans.

@@ -8,13 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oat.build.about import about
-from oat.build.fixed import as_begun
-from oat.build.given import Given, check_arguments, merged, name_of, places, tree_of
-from oat.build.open_run import opened_again
-from oat.build.resolve import resolve
-from oat.build.resolved import Resolved
-from oat.build.targets import evaluated_as, loaded_for, resolve_tree
 from oat.commands.eval import evaluate_once
 from oat.commands.export import export_run
 from oat.config.load import Origins
@@ -23,10 +16,17 @@ from oat.control.stages import tell, telling
 from oat.errors import ConfigError, ContractError, Interrupted, printable
 from oat.files import seen, seen_from, start
 from oat.loop import Report, Run, train
+from oat.opening.given import Given, check_arguments, merged, name_of, places, tree_of
+from oat.opening.open_run import opened_again
 from oat.plugins import loading as plugins
 from oat.plugins.calls import restoring
 from oat.reports.outcome import Outcome
 from oat.reports.progress import opening, shown
+from oat.resolve.about import about
+from oat.resolve.fixed import as_begun
+from oat.resolve.resolve import resolve
+from oat.resolve.resolved import Resolved
+from oat.resolve.targets import evaluated_as, loaded_for, resolve_tree
 from oat.rundir.rows import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]

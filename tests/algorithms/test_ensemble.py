@@ -12,7 +12,7 @@ import torch
 from fixtures import gradient_of, make_group, make_questions
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
-from oat.build.learner import ensemble_optimiser
+from oat.assemble.learner import ensemble_optimiser
 from oat.errors import ConfigError, OatWarning
 from oat.learner.batching import view_of
 from oat.learner.learner import Learner

@@ -12,14 +12,14 @@ from ppo_steps import feedback_of
 from tiny_models import build_config, save_model
 
 from oat.algorithms.ppo_config import PPOConfig
-from oat.build.models import load_models
-from oat.build.resolve import resolve
+from oat.assemble.models import load_models
 from oat.config.load import load_config
 from oat.errors import ConfigError
 from oat.learner.models import LanguageModel
 from oat.ledger.store import Store
 from oat.metrics.counterparts import TRL
 from oat.models.loading import load_lm
+from oat.resolve.resolve import resolve
 from oat.rundir.rows import read_metrics
 from oat.seeds import Seeds
 from oat.types import Segment

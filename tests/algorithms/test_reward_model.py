@@ -12,15 +12,15 @@ from fixtures import ALPHABET, NO_BITSANDBYTES, World, forked, kill_at, make_mod
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from oat.algorithms.reward_model import RewardModelConfig, calibration_error
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
 from oat.commands.export import export_run
 from oat.config.load import load_config
 from oat.errors import ConfigError
 from oat.learner.learner import Learner
 from oat.loop import restore
 from oat.models.scoring import Scorer
+from oat.opening.open_run import open_run
 from oat.oracles.make import build_oracle
+from oat.resolve.resolve import resolve
 from oat.types import Message
 
 TEMPLATE = (

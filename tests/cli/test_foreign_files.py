@@ -257,15 +257,15 @@ def test_a_run_of_an_earlier_version_is_known_by_its_ledger(
     assert "config.yaml" in foreign(run)
 
 
-@pytest.mark.sample("oat.build.open_run:write_stored", seconds=3)
+@pytest.mark.sample("oat.opening.open_run:write_stored", seconds=3)
 @pytest.mark.parametrize(
     "place",
     [
         "oat.rundir.mark:os.urandom",
         "oat.rundir.mark:sync_to_disk",
-        "oat.build.open_run:gather_inputs",
+        "oat.opening.open_run:gather_inputs",
         "oat.ledger.connection:_connect",
-        "oat.build.open_run:write_stored",
+        "oat.opening.open_run:write_stored",
     ],
 )
 def test_a_start_that_was_killed_goes_on(world: World, tmp_path: Path, place: str) -> None:
@@ -309,7 +309,7 @@ def test_a_start_that_is_killed_at_any_operation_goes_on(world: World, tmp_path:
 def test_a_fork_that_was_cut_off_keeps_what_a_user_put_beside_it(finished: Finished, tmp_path: Path) -> None:
     run = finished.copy("dpo", tmp_path, {"evaluation": None})
     fork = ("train", tmp_path / "dpo.yaml", "--from", f"{run}@2", "--run_dir", tmp_path / "fork")
-    cut = named("oat.build.fork:Store.cut")
+    cut = named("oat.opening.fork:Store.cut")
     assert forked(lambda: kill_at(*cut, 1) or oat(*fork), tmp_path / "log") < 0
     (tmp_path / "fork" / "notes.txt").write_text("mine")
     assert forked(lambda: oat(*fork), tmp_path / "log") == 0, (tmp_path / "log").read_text()

@@ -13,13 +13,13 @@ import yaml
 from fixtures import Finished, World, damage_metrics, forked, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build.learned import about_run
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.answering.learned import about_run
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import OatWarning
 from oat.reports.model_card import model_card
+from oat.resolve.resolve import resolve
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.provenance import command_line
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from fixtures import Finished, World, oat, write_jsonl
 
-from oat.build.targets import resolve_file
 from oat.commands import features as command
 from oat.commands.features import Judged, judge_features, table
 from oat.errors import ConfigError, OatWarning, OracleError
+from oat.resolve.targets import resolve_file
 from oat.rollout.features import Features
 from oat.types import Group
 

@@ -18,7 +18,7 @@ from terminal import in_a_terminal
 from tiny_models import build_config, build_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build.speaker import GenerationOptions, load_speaker
+from oat.answering.speaker import GenerationOptions, load_speaker
 from oat.commands.chat import _certain
 from oat.engines.decoding import Decoding
 from oat.errors import ConfigError

@@ -20,7 +20,7 @@ from terminal import in_a_terminal
 from tiny_models import build_config, build_tokenizer, save_model
 from transformers import AutoModelForCausalLM
 
-from oat.build.speaker import GenerationOptions, load_speaker
+from oat.answering.speaker import GenerationOptions, load_speaker
 from oat.engines.decoding import Decoding
 from oat.rollout.actor import Actor
 from oat.types import Message, Prompt, Trajectory

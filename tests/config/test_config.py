@@ -9,11 +9,11 @@ import yaml
 from configurations import MINIMAL, OFFLINE, PLAYED, resolved
 from fixtures import World, oat
 
-from oat.build.given import tree_of
-from oat.build.resolve import resolve
 from oat.config.load import dump, load_config, to_yaml
 from oat.config.settings import MAIN_FIELDS
 from oat.errors import ConfigError, ModelError
+from oat.opening.given import tree_of
+from oat.resolve.resolve import resolve
 
 
 def test_a_file_and_its_defaults(here: Path) -> None:

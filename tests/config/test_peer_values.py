@@ -13,13 +13,13 @@ from scored_groups import feedback
 from shaped import made, prepared
 
 import oat as package
-from oat.build.resolve import resolve
 from oat.config.load import load_tree
 from oat.config.peers.copied import MARK
 from oat.config.peers.table import UNNAMED, Row, family_of, rows
 from oat.config.peers.theirs import trl_fields
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS
+from oat.resolve.resolve import resolve
 
 TRL = trl_fields()
 FAMILIES = {"GRPO": "grpo", "ppo": "grpo", "DPO": "dpo", "dpo": "dpo", "SFT": "sft", "sft": "sft"}

@@ -23,7 +23,6 @@ from configurations import MINIMAL
 from fixtures import oat
 
 import oat as package
-from oat.build.parts import with_options
 from oat.config import flags
 from oat.config.load import load_tree
 from oat.config.peers.table import PAIRS, UNNAMED, Row, family_of, find, is_listed, names, rows, values
@@ -31,6 +30,7 @@ from oat.config.peers.translated import settings_of, translated
 from oat.config.settings import Config
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
+from oat.resolve.parts import with_options
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ROOT / "src" / "oat" / "config" / "peers" / "trl_fields.json"

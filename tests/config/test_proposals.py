@@ -24,7 +24,7 @@ _PROPOSED = re.compile(r"did you mean ((?:`[a-z_.]+`(?: or )?)+)")
 
 def said(algorithm: str, path: str, value: Any = 1) -> str:
     """Return the message about a field that no configuration has; "": there is such a field."""
-    from oat.build.parts import with_options
+    from oat.resolve.parts import with_options
 
     section, _, last = path.rpartition(".")
     tree: dict[str, Any] = {**TREE, "algorithm": {"name": algorithm}}

@@ -14,12 +14,12 @@ import pytest
 import yaml
 from trl_meaning import RECORDS, drawn, group, recorded
 
-from oat.build.resolve import resolve
 from oat.config.load import dump, load_tree
 from oat.config.peers.faults import RANGES
 from oat.config.peers.our_defaults import default_of
 from oat.config.peers.theirs import CLASSES, fields_of
 from oat.errors import ConfigError
+from oat.resolve.resolve import resolve
 
 CHOSEN = {"learner.schedule_steps": 77, "evaluation.path": "held.jsonl", "evaluation.pairs": "held.jsonl"}
 CHOSEN |= {"evaluation.every": 5, "algorithm.clip_high": 4.0, "oracle.sources": [{"name": "exact_match"}]}

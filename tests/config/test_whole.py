@@ -11,12 +11,12 @@ import yaml
 from fixtures import oat
 
 import oat as package
-from oat.build.resolve import resolve
 from oat.config.load import load_config, load_tree
 from oat.config.peers.theirs import CLASSES, class_of, fields_of, version_of
 from oat.config.peers.translated import rows_of, translated
 from oat.config.peers.trl_defaults import by_default, is_endless
 from oat.errors import ConfigError, did_you_mean
+from oat.resolve.resolve import resolve
 
 THEIRS = """\
 model_name_or_path: models/tiny

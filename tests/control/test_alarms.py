@@ -13,12 +13,12 @@ import yaml
 from fixtures import World, oat
 from flat_steps import flat_steps
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config, to_yaml
 from oat.control.alarms import METRICS
 from oat.errors import ConfigError
 from oat.loop import LEARNED
+from oat.resolve.resolve import resolve
 from oat.rundir.checkpoints import Checkpoints
 
 REWARDS = """

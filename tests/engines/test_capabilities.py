@@ -11,13 +11,13 @@ import pytest
 from fixtures import World, made, oat
 
 import oat as package
-from oat.build.engine import engine_notes
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.engine import engine_notes
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.engines.embedded import Embedded
 from oat.engines.kind import Capabilities, EngineKind, Traits
 from oat.engines.torch_config import TorchEngineConfig
+from oat.resolve.resolve import resolve
 from oat.runtime.probe import Probing
 
 ROOT = Path(package.__file__).parent

@@ -16,8 +16,7 @@ from fixtures import World, forked, kill_at, made, oat
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from weights import Source, held, turn_bit
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
@@ -27,6 +26,7 @@ from oat.loop import Run, restore
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
+from oat.resolve.resolve import resolve
 from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
 from oat.types import Request, Sampling

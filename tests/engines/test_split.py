@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from fixtures import World, made, oat
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.split import SplitEngine
 from oat.engines.torch import TorchEngine
 from oat.errors import EngineError
+from oat.resolve.resolve import resolve
 
 XPO = {"algorithm": {"name": "xpo", "prompts": 4}, "stop.max_steps": 3}
 

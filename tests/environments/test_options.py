@@ -11,12 +11,12 @@ import yaml
 from fixtures import World, oat
 
 import oat as package
-from oat.build.environment import environment_part
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.config.settings import Component
 from oat.environments.base import Turn
 from oat.errors import ConfigError
+from oat.resolve.environment import environment_part
+from oat.resolve.resolve import resolve
 from oat.rundir.rows import read_metrics
 
 GAME = '''

@@ -15,8 +15,7 @@ import yaml
 from evaluations import evaluated, killed_and_continued, played, records, rows
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.evaluation.trigger import Trigger
@@ -25,6 +24,7 @@ from oat.ledger.store import Store
 from oat.loop import Run, evaluation_metrics, train
 from oat.metrics import repeatable
 from oat.reports.accounts import accounts
+from oat.resolve.resolve import resolve
 
 
 def run_of(config: Path, *flags: object) -> Run:

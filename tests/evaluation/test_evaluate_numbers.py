@@ -18,7 +18,6 @@ from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, make_model, named, oat, write_jsonl
 from transformers import AutoTokenizer
 
-from oat.build.resolve import resolve
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError
@@ -26,6 +25,7 @@ from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.metrics import NAMES, Metrics
 from oat.oracles.extraction import load_extractor
+from oat.resolve.resolve import resolve
 from oat.types import Price
 
 

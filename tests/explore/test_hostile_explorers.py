@@ -15,12 +15,12 @@ from fixtures import World, forked, oat
 from trainers import lines
 
 from oat import Trainer
-from oat.build.explorers import GuardedExplorer
 from oat.commands.export import digest_run
 from oat.errors import ContractError, OatWarning
 from oat.explore.base import Round
 from oat.explore.find_rule import call_rule, find_rule
 from oat.explore.none import NoExploration
+from oat.resolve.explorers import GuardedExplorer
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
 

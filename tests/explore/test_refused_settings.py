@@ -8,13 +8,13 @@ import pytest
 import yaml
 from explorer_rounds import facts, labels
 from fixtures import World, oat
-
 from oat.build import late_checks
-from oat.build.resolve import resolve
+
 from oat.config.load import load_config
 from oat.errors import ConfigError, OatWarning
 from oat.explore.ensemble import EnsembleExplorer
 from oat.explore.settings import EnsembleExplorerConfig, ModelLabelsConfig
+from oat.resolve.resolve import resolve
 from oat.types.part import Check
 
 

@@ -114,7 +114,7 @@ def words(series: str, model: str, run_dir: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def wholes(model: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
     """Return a function that gives the unbroken run of a series. Each run is made once."""
-    importlib.import_module("oat.build.run")  # so that children start warm
+    importlib.import_module("oat.assemble.run")  # so that children start warm
     found: dict[str, Whole] = {}
 
     def make(series: str) -> Whole:

@@ -32,11 +32,11 @@ def test_a_failure_ends_the_run(
     own = {**SETTINGS[PHASES[phase][0]], "compute.max_restarts": 0}
     run, kill = pair(finished, "grpo", tmp_path, {}, own), strike(phase, how)
     monkeypatch.setattr(
-        "oat.build.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S[how])
+        "oat.assemble.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S[how])
     )
     seconds = ends(run, phase, kill, cluster, capsys)
     figure(f"at most {seconds:.1f} s from a failure to the end of the run (after the deadline, if it hangs)")
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
     assert run.train() == 0
     figure(f"{int(run.is_equal)} of 1 ended runs equal the local one bitwise after the same command")
     assert run.is_equal
@@ -56,7 +56,7 @@ def test_a_failure_is_mended(
 ) -> None:
     run, kill = pair(finished, "grpo", tmp_path, {}, SETTINGS[PHASES[phase][0]]), strike(phase, how)
     monkeypatch.setattr(
-        "oat.build.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S[how])
+        "oat.assemble.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S[how])
     )
     assert run.train() == 0
     assert cluster.killed == [kill]

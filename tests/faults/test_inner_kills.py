@@ -274,7 +274,7 @@ def noted(series: str) -> Callable[[], dict[str, list[int]]]:
 @pytest.fixture(scope="module")
 def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
     """Return a function that gives the unbroken run of a series. Each run is made once."""
-    importlib.import_module("oat.build.run")  # so that children start warm
+    importlib.import_module("oat.assemble.run")  # so that children start warm
     found: dict[str, Whole] = {}
 
     def make(series: str) -> Whole:

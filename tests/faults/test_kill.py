@@ -38,7 +38,7 @@ LATE = ("--oracle.name", "late", *AHEAD)
 """Questions are asked ahead, and a random generator chooses when each answer arrives."""
 
 MOMENTS = {
-    "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_stored", 1),
+    "run made, its configuration not yet written": Moment("dpo", "oat.opening.open_run:write_stored", 1),
     "inside a round's transaction": Moment("dpo", "oat.ledger.store:Store.add_round", 4, after=True),
     "trajectories on disk, their round not": Moment(
         "grpo", "oat.ledger.trajectory_files:TrajectoryFiles.write", 4, after=True
@@ -138,7 +138,7 @@ def unbroken(
 ) -> Callable[[str, tuple[str, ...]], dict[str, str]]:
     """Return a function that gives the digest of the unbroken run of an algorithm and flags. Each run is made
     once."""
-    import oat.build.run  # noqa: F401 (so that children start warm)
+    import oat.assemble.run  # noqa: F401 (so that children start warm)
 
     found: dict[Any, dict[str, str]] = {}
 

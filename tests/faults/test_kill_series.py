@@ -106,7 +106,7 @@ def config_of(world: World, folder: Path, series: str, algorithm: str) -> Path:
 @pytest.fixture(scope="module")
 def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Whole]:
     """Return a function that gives the unbroken run of a series and an algorithm. Each run is made once."""
-    importlib.import_module("oat.build.run")  # so that children start warm
+    importlib.import_module("oat.assemble.run")  # so that children start warm
     found: dict[tuple[str, str], Whole] = {}
 
     def make(series: str, algorithm: str) -> Whole:

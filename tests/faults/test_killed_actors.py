@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fault("R15")
 
 def calls_of(name: str, finished: Finished, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how many calls of each name a run makes whose actors nobody kills."""
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster())
     whole = pair(finished, name, folder, {})
     assert whole.train() == 0
     assert whole.is_equal
@@ -46,7 +46,7 @@ def test_an_actor_killed_at_any_moment(
     assert {*calls} >= {"prepare", "make", "begin", "put", "commit", "sample", "work"}
     kills = drawn_kills(name, calls, PARTS * KILLS)[part * KILLS : (part + 1) * KILLS]
     for number, kill in enumerate(kills):
-        monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([kill]))
+        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([kill]))
         run = pair(finished, name, tmp_path / f"{number}", {})
         assert run.train() == 0, kill
         assert cluster.killed == [kill]
@@ -77,7 +77,7 @@ def test_an_actor_killed_at_each_bucket(
     assert count > 5
     for bucket in range(count):
         kill = Kill("put", 2 * (2 * count + bucket) + bucket % 2)
-        monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([kill]))
+        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([kill]))
         run = pair(finished, "grpo", tmp_path / f"{bucket}", {})
         assert run.train() == 0, kill
         assert cluster.killed == [kill]
@@ -103,7 +103,7 @@ def test_a_run_killed_at_each_bucket(
     """The run's own process is killed between two buckets, then the same command."""
     calls = calls_of("a lagging sampler", finished, tmp_path / "whole", monkeypatch)
     count = calls["put"] // calls["commit"]
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
     for bucket in range(count):
         run = pair(finished, "a lagging sampler", tmp_path / f"{bucket}", {})
         assert forked(partial(torn, run, count + bucket + 1), tmp_path / "log") == -signal.SIGKILL, (

@@ -30,7 +30,7 @@ def test_actors_killed_at_any_moment(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.delenv(MARK)
-        patched.setattr("oat.build.apart.Cluster", cluster := ForkedCluster())
+        patched.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster())
         assert pair(finished, name, tmp_path / "whole", {}).train() == 0
     kills = drawn_kills(f"{name} {standby}", cluster.calls, 2 * KILLS)[part * KILLS : (part + 1) * KILLS]
     own = {**ACTORS, "compute.standby": standby, "compute.max_restarts": 20}

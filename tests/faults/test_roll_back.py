@@ -88,7 +88,7 @@ def train(world: World, folder: Path, moment: Moment, before: Callable[[], None]
 def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Moment], dict[str, str]]:
     """Return a function that gives the digest of the run without signals, for a moment's algorithm and flags.
     Each run is made once."""
-    import oat.build.run  # noqa: F401 (so that children start warm)
+    import oat.assemble.run  # noqa: F401 (so that children start warm)
 
     found: dict[Any, dict[str, str]] = {}
 

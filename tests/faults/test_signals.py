@@ -71,11 +71,11 @@ MOMENTS = {
 
 STARTS = {
     "while the configuration is read": ("oat.config.load:read_tree", signal.SIGTERM, 75),
-    "while data and oracles are made": ("oat.build.open_run:gather_inputs", signal.SIGTERM, 75),
+    "while data and oracles are made": ("oat.opening.open_run:gather_inputs", signal.SIGTERM, 75),
     "while weights are loaded": ("oat.models.loading:module_from_files", signal.SIGTERM, 75),
     "while the ledger is opened": ("oat.ledger.store:Store.__init__", signal.SIGTERM, 75),
-    "while it is measured": ("oat.build.learner_side:choose_threads", signal.SIGTERM, 75),
-    "before the configuration is kept": ("oat.build.open_run:write_stored", signal.SIGINT, 130),
+    "while it is measured": ("oat.assemble.learner_side:choose_threads", signal.SIGTERM, 75),
+    "before the configuration is kept": ("oat.opening.open_run:write_stored", signal.SIGINT, 130),
     "before its state is taken up": ("oat.loop:restore", signal.SIGTERM, 75),
 }
 

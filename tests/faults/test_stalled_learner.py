@@ -23,7 +23,7 @@ def test_what_waits_is_bounded(
 
     def action() -> int:
         share_fork_server()
-        monkeypatch.setattr("oat.build.apart.Cluster", cluster)
+        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
         return stalled_run(config, tmp_path / "seen", sizes)
 
     assert forked(action, tmp_path / "log") == 0, (tmp_path / "log").read_text()

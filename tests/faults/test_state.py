@@ -19,10 +19,10 @@ import torch
 from fixtures import World
 from object_graph import UnknownTypeError, fingerprints
 
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.loop import Run, restore, train
+from oat.opening.open_run import open_run
+from oat.resolve.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("over_the_wire")
 

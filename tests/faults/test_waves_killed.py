@@ -135,7 +135,7 @@ def waves_of(run_dir: Path) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
-    importlib.import_module("oat.build.run")  # so that children start warm
+    importlib.import_module("oat.assemble.run")  # so that children start warm
     found: dict[str, Whole] = {}
 
     def make(series: str) -> Whole:

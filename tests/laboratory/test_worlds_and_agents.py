@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.algorithms.ensemble import EnsembleLearning
-from oat.build.ensemble import ensemble_optimiser
+from oat.assemble.ensemble import ensemble_optimiser
 from oat.explore.settings import EnsembleConfig
 from oat.laboratory.agents import AGENTS, MEMBERS, Ideal, Learned
 from oat.laboratory.worlds import (

@@ -357,13 +357,13 @@ def test_a_check_says_what_steps_learn_from(
     assert "15 optimiser steps" in printed
 
 
-@pytest.mark.slow(instead="tests/build/test_memory.py::test_parts_by_hand", seconds=2.3)
+@pytest.mark.slow(instead="tests/forecast/test_memory.py::test_parts_by_hand", seconds=2.3)
 def test_memory_counts_the_passes_over_a_buffer(world: World, tmp_path: Path) -> None:
     """The estimate of memory includes that `prepare` computes the reference for the complete buffer in one
     pass, if a pass may be so large."""
-    from oat.build.estimate import Lengths, estimate
-    from oat.build.resolve import resolve
     from oat.config.load import load_config
+    from oat.forecast.estimate import Lengths, estimate
+    from oat.resolve.resolve import resolve
 
     config = world.config("dpo", tmp_path, {"evaluation": None, "learner.micro_batch_size": 4096})
     small = estimate(resolve(*load_config(config)), Lengths(4))

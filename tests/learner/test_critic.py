@@ -14,14 +14,14 @@ from objectives import VOCABULARY, row
 from tiny_models import save_llama
 
 from oat.algorithms.base import Objective, Outputs, View
-from oat.build.defaults import derived
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.errors import ConfigError
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.loading import load_lm
+from oat.resolve.defaults import derived
+from oat.resolve.resolve import resolve
 from oat.rundir.rows import read_metrics
 from oat.seeds import Seeds
 from oat.types import Batch, Loss, Per, Requires

@@ -17,7 +17,6 @@ from tiny_models import save_llama
 from oat.algorithms.base import step_metrics
 from oat.algorithms.direct import DPO, DPOConfig
 from oat.algorithms.group import GRPO, GRPOConfig
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.errors import NonFiniteError
 from oat.learner.learner import Learner
@@ -25,6 +24,7 @@ from oat.learner.models import Critic, LanguageModel, kept_sets
 from oat.learner.optimiser import OptimiserSettings, build_optimiser, learning_rate_factor
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
+from oat.resolve.resolve import resolve
 from oat.seeds import Seeds
 from oat.types import (
     Feedback,

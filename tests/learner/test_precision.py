@@ -15,9 +15,7 @@ from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row,
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
 
 from oat.algorithms.direct import DPOConfig
-from oat.build.fixed import as_stored, with_chosen
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config, to_yaml
 from oat.engines.torch import TorchEngine
@@ -29,6 +27,8 @@ from oat.learner.limits import GB, Limits, LiveBytes, measure_tokens, most_withi
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.models.loading import load_lm
+from oat.resolve.fixed import as_stored, with_chosen
+from oat.resolve.resolve import resolve
 from oat.seeds import Seeds
 from oat.types import Batch, Request, Sampling
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from fixtures import World, forked, kill_at, made, make_model, oat
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
@@ -25,6 +24,7 @@ from oat.learner.moving_reference import Following
 from oat.ledger.reader import Reader
 from oat.loop import Run, restore, train
 from oat.models.loading import load_lm
+from oat.resolve.resolve import resolve
 from oat.rundir.checkpoints import Checkpoints
 
 FOLLOWS = {

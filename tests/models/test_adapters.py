@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import build_config, save_model
 from transformers import AutoModelForCausalLM
 
-from oat.build.resolve import resolve
-from oat.build.run import build
-from oat.build.speaker import GenerationOptions, load_speaker
+from oat.answering.speaker import GenerationOptions, load_speaker
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
@@ -29,6 +28,7 @@ from oat.models.adapter_files import described_adapter
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model, save_adapter
 from oat.models.outlines import Outlines
+from oat.resolve.resolve import resolve
 
 TARGETS = ("lm_head", "q_proj")
 IDS = torch.tensor([[2, 3, 4, 12, 13, 1]])
@@ -248,7 +248,7 @@ def test_policy_critic_and_reward_model_stand_beside_one_base(
 ) -> None:
     """Policy, critic and reward model each have an adapter with its own seed, and the shared base is in
     memory once. Learning one adapter changes no other."""
-    from oat.build.models import load_models
+    from oat.assemble.models import load_models
     from oat.seeds import Seeds
 
     changes = {"model.lora": {"rank": 2}, "learner.sync_every": 2, "evaluation": None}

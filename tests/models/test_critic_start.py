@@ -17,18 +17,18 @@ from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, build_config, save_model, save_reward_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from oat.build.estimate import Lengths, estimate
-from oat.build.learned import load_learned
-from oat.build.resolve import resolve
+from oat.answering.learned import load_learned
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError, OatWarning
+from oat.forecast.estimate import Lengths, estimate
 from oat.learner.models import Critic
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
 from oat.models.outlines import Outlines
 from oat.models.value_head import check_value_head, read_value_head
+from oat.resolve.resolve import resolve
 from oat.types import Segment, Trajectory
 
 

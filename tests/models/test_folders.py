@@ -26,7 +26,7 @@ from transformers import (
     MixtralConfig,
 )
 
-from oat.build.changes import CHANGES
+from oat.assemble.changes import CHANGES
 from oat.config.load import load_config as load_settings
 from oat.config.settings import ModelConfig
 from oat.errors import CheckpointError, ModelError, OatWarning

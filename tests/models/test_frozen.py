@@ -14,7 +14,7 @@ from trainers import letters, lines
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from oat import Trainer
-from oat.build.learned import load_learned
+from oat.answering.learned import load_learned
 from oat.commands.export import digest_run, export_run
 from oat.errors import ConfigError
 from oat.models.causal_lm import CausalLM

@@ -19,8 +19,7 @@ from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from weights import turn_bit
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
@@ -33,6 +32,7 @@ from oat.loop import restore
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.models.lora import add_adapter, load_model, merged
+from oat.resolve.resolve import resolve
 from oat.rundir.checkpoints import Checkpoints
 from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
@@ -417,7 +417,7 @@ def test_an_evaluation_of_a_run_has_its_adapter(finished: Path, capsys: pytest.C
 
 
 @pytest.mark.slow(
-    instead="tests/build/test_inputs.py::test_a_reference_and_an_adapter_are_held_against_what_they_were",
+    instead="tests/assemble/test_inputs.py::test_a_reference_and_an_adapter_are_held_against_what_they_were",
     seconds=3.7,
 )
 @pytest.mark.parametrize(

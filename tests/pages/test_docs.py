@@ -12,10 +12,10 @@ import settings_page
 import yaml
 from fixtures import World, oat
 
-from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.config.settings import Component, Config, SinkConfig
 from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
+from oat.resolve.resolve import resolve
 from oat.tracking.sinks import FILES
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from oat.build.resolve import resolve
 from oat.cli import main
 from oat.config.load import load_config
+from oat.resolve.resolve import resolve
 from oat.testing import tiny_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exploration.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import yaml
 from fixtures import World, forked, oat
 from terminal import Seen, in_a_terminal
 
-from oat.build.resolve import resolve
 from oat.config.load import load_config
+from oat.resolve.resolve import resolve
 from oat.tracking.sinks import sinks_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from oat.build.learned import policy_weights
+from oat.answering.learned import policy_weights
 from oat.ledger.store import Store
 from oat.types import Item, Trajectory
 

@@ -12,7 +12,7 @@ from bench import HERE, LOGIT_ROWS, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 from torch import Tensor
 
-from oat.build.learned import policy_weights
+from oat.answering.learned import policy_weights
 from oat.commands.export import digest_run
 from oat.seeds import Seeds
 from oat.types import Item

@@ -13,10 +13,10 @@ import pytest
 from fixtures import Finished, World, oat
 from matplotlib.figure import Figure
 
-from oat.build.resolve import resolve
 from oat.config.load import load_config, to_yaml
 from oat.reports.plot import lines_of
 from oat.reports.plot_labels import differences, directory_labels
+from oat.resolve.resolve import resolve
 
 Make = Callable[..., Path]
 

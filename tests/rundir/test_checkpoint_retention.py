@@ -11,12 +11,12 @@ import torch
 from checkpoint_files import loaded_step, on_disk, save
 from fixtures import World, forked, oat
 
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
-from oat.build.resolved import Resolved
 from oat.config.load import load_config
 from oat.errors import CheckpointError, ConfigError
 from oat.loop import Run, restore, train
+from oat.opening.open_run import open_run
+from oat.resolve.resolve import resolve
+from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoints import Checkpoints
 
 

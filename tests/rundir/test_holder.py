@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oat.build.directory import locked
 from oat.errors import ConfigError
+from oat.opening.directory import locked
 from oat.rundir.holder import named_holder
 
 

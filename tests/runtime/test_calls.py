@@ -49,7 +49,7 @@ def test_calls_of_old_weights_are_dropped(
 ) -> None:
     """A pool keeps the calls of the newest weights, and no others, for actors that come later."""
     cluster = ForkedCluster()
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster)
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
     monkeypatch.setattr(cluster, "shared", lambda parts: Handle(b"".join(parts)))
     assert pair(finished, "grpo", tmp_path, {}).train() == 0
     transfers = cluster.calls["commit"] // 2

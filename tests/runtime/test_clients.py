@@ -16,13 +16,13 @@ from trainers import letters, lines
 from transformers import AutoTokenizer, LlamaConfig
 
 from oat import Trainer, wire
-from oat.build.oracle_side import OracleBox, plan_of
-from oat.build.resolve import resolve
-from oat.build.run_inputs import gather_inputs
+from oat.assemble.oracle_side import OracleBox, plan_of
+from oat.assemble.run_inputs import gather_inputs
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean
+from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
 from oat.runtime.crew import Crew, Restarts
 from oat.types import Answer, Group, Key, Message, Question
@@ -80,7 +80,7 @@ class Runs:
         **changes: Any,
     ) -> dict[str, str]:
         """Make a run with clients, or continue it."""
-        self._monkeypatch.setattr("oat.build.apart.Cluster", cluster)
+        self._monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
         config = self.config(name, recipe, **{**APART, "compute.oracle_clients": clients, **changes})
         assert oat("train", config) == code
         assert not any(remote.process.is_alive() for remote in cluster.remotes)
@@ -322,7 +322,7 @@ def test_functions_of_modules_travel_and_others_are_refused(
     compute = {"threads": 1, "runtime": "ray", "oracle_clients": 1}
     given = lines(runs.world, tmp_path / "local", oracle=letters)
     Trainer(**given).train()
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
     Trainer(**lines(runs.world, tmp_path / "apart", oracle=letters, compute=compute)).train()
     assert digest_run(tmp_path / "apart") == digest_run(tmp_path / "local")
     own = lines(

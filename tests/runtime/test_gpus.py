@@ -10,8 +10,8 @@ import torch
 from fixtures import World, oat
 from pretended import pretended_gpu
 
-from oat.build.placement import placement
 from oat.errors import ActorError, ConfigError
+from oat.resolve.placement import placement
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.cluster import Cluster, RayLauncher, RayRemote
 from oat.runtime.gpus import own_index
@@ -113,7 +113,7 @@ def test_an_actor_without_a_device_ends_the_start(
 ) -> None:
     """Ray promises a GPU, and the actor finds none. The run is refused by the name of the actor, and its GPUs
     are free again."""
-    monkeypatch.setattr("oat.build.apart.Cluster", lambda address, logs, deadline_s: cluster)
+    monkeypatch.setattr("oat.assemble.apart.Cluster", lambda address, logs, deadline_s: cluster)
     monkeypatch.setattr(cluster, "close", lambda: None)
     changes = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 5}
     with pretended_gpu():

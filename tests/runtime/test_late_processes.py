@@ -121,14 +121,16 @@ def test_code_that_was_edited_while_the_run_works(
     local = {key: value for key, value in changes.items() if not key.startswith("compute")}
     assert train(world, folder, "local", **{**local, "engine.deterministic": True}) == 0
     with monkeypatch.context() as patched:
-        patched.setattr("oat.build.apart.Cluster", ForkedCluster([Kill(call, 6 if call == "sample" else 4)]))
+        patched.setattr(
+            "oat.assemble.apart.Cluster", ForkedCluster([Kill(call, 6 if call == "sample" else 4)])
+        )
         editing(patched, folder / file, content(file, after))
         assert train(world, folder, "apart", **{**APART, **changes}) == (2 if name == "a loss" else 1)
     said = capsys.readouterr().err.splitlines()
     assert "has imported code that was edited while the run works" in said[-1]
     assert f"machines: {file}; put back" in said[-1]
     (folder / file).write_text(content(file, before), encoding="utf-8")
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
     assert train(world, folder, "apart", **{**APART, **changes}) == 0
     assert digest_run(folder / "apart") == digest_run(folder / "local")
 
@@ -144,7 +146,7 @@ def test_a_tokenizer_that_was_edited_while_the_run_works(
     one, other, *_ = (name for name, number in tokenizer["model"]["vocab"].items() if number > 10)
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster([Kill("sample", 8)]))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster([Kill("sample", 8)]))
     editing(monkeypatch, model / "tokenizer.json", json.dumps(tokenizer))
     assert train(world, tmp_path, "apart", **{**APART, "model.path": str(model)}) == 1
     said = capsys.readouterr().err
@@ -168,7 +170,7 @@ def test_a_process_that_is_not_fit(
 
     monkeypatch.setattr(Crew, "hire", unfit)
     kills = [Kill("sample", 6)] if by == "a replacement" else []
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster(kills))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
     if by == "a replacement":
         assert train(world, tmp_path, "apart", **APART) == 1
         assert "instead of 9.9" in capsys.readouterr().err
@@ -192,12 +194,12 @@ def test_no_room_for_a_replacement(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("oat.runtime.crew._ROOM_S", 0.5)
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([Kill("sample", 6)]))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([Kill("sample", 6)]))
     cluster.most = 1
     assert train(world, tmp_path, "apart", **APART) == 1
     assert "the cluster has no room for another process in its place" in capsys.readouterr().err
     assert sorted((tmp_path / "apart" / "checkpoints").glob("step_*"))
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
     assert train(world, tmp_path, "apart", **APART) == 0
 
 
@@ -206,7 +208,7 @@ def test_all_replacements_are_counted_together(
 ) -> None:
     """Those of actors, and the times that the run begins again because its learner is lost."""
     kills = [Kill("update", 1), Kill("update", 3), Kill("sample", 11)]
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster(kills))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
     changes = {**APART, "compute.learner": "actor", "compute.max_restarts": 2}
     assert train(world, tmp_path, "apart", **changes) == 1
     assert len(cluster.killed) == 3

@@ -13,7 +13,7 @@ from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
 from oat.algorithms.group import GRPO
-from oat.build.actor_side import ActorWorker
+from oat.assemble.actor_side import ActorWorker
 from oat.commands.export import digest_run
 from oat.errors import ConfigError
 from oat.runtime.crew import Crew, Restarts
@@ -40,7 +40,7 @@ def train(
     """Train in `folder`; with a cluster, on two actors."""
     folder.mkdir(exist_ok=True)
     if cluster is not None:
-        monkeypatch.setattr("oat.build.apart.Cluster", cluster)
+        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
         changes = {**APART, **{name.replace("__", "."): value for name, value in changes.items()}}
     shared = ENSEMBLE if algorithm == "dpo" else {}
     return oat(
@@ -158,7 +158,7 @@ def test_a_stale_actor_is_found_at_its_first_completion(
     capsys: pytest.CaptureFixture[str],
     figure: Callable[[str], None],
 ) -> None:
-    monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:StaleActor")
+    monkeypatch.setattr("oat.assemble.apart._ACTOR", f"{__file__}:StaleActor")
     cluster = ForkedCluster()
     assert train(world, tmp_path, monkeypatch, cluster) == 1
     said = capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_an_actor_that_comes_late_proves_its_weights(
     """It takes the place of one that was lost while it sampled to learn (12), or in an evaluation (24). It
     has other weights; so nothing is learned from it, and the same command continues the run."""
     with monkeypatch.context() as patched:
-        patched.setattr("oat.build.apart._ACTOR", f"{__file__}:OtherLoads")
+        patched.setattr("oat.assemble.apart._ACTOR", f"{__file__}:OtherLoads")
         cluster = ForkedCluster([Kill("sample", number)])
         assert train(world, tmp_path, patched, cluster) == 1
     assert len(cluster.remotes) == 3
@@ -221,7 +221,7 @@ class OtherReceipt(ActorWorker):
 def test_two_actors_with_different_weights(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:OtherReceipt")
+    monkeypatch.setattr("oat.assemble.apart._ACTOR", f"{__file__}:OtherReceipt")
     cluster = ForkedCluster()
     assert train(world, tmp_path, monkeypatch, cluster) == 1
     assert "actor 1 has other weights than another actor" in capsys.readouterr().err
@@ -250,7 +250,7 @@ def test_a_bucket_that_is_damaged_on_its_way_ends_the_run(
 ) -> None:
     """The same command continues it, and it ends as the local run."""
     with monkeypatch.context() as patched:
-        patched.setattr("oat.build.apart._ACTOR", f"{__file__}:Damaged")
+        patched.setattr("oat.assemble.apart._ACTOR", f"{__file__}:Damaged")
         assert train(world, tmp_path, patched, ForkedCluster()) == 1
     assert "1 tensors changed on the way" in capsys.readouterr().err
     assert (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -278,7 +278,7 @@ def _without_versions(trajectory: Trajectory) -> Trajectory:
 def test_a_response_without_its_version_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:Unversioned")
+    monkeypatch.setattr("oat.assemble.apart._ACTOR", f"{__file__}:Unversioned")
     assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 1
     assert "an actor answered with no version of the weights" in capsys.readouterr().err
 
@@ -374,7 +374,7 @@ def test_an_object_of_the_main_program_does_not_travel(
     class Local(GRPO):
         pass
 
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster())
     tree = world.tree("grpo", tmp_path / "run", {**APART, "stop.max_steps": 1, "evaluation": None})
     sections = {name: value for name, value in tree.items() if name not in ("run_dir", "algorithm")}
     with pytest.raises(ConfigError, match="Local was given from Python, and other processes"):

@@ -35,7 +35,7 @@ def test_a_learner_apart(name: str, world: World, tmp_path: Path, monkeypatch: p
     algorithm, changes = RUNS[name]
     digests = []
     for where in ("local", "apart"):
-        monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+        monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
         own = {"run_dir": str(tmp_path / where), **(APART if where == "apart" else {})}
         assert oat("train", world.config(algorithm, tmp_path, {**CHANGES, **changes, **own})) == 0
         digests.append(digest_run(tmp_path / where))
@@ -50,7 +50,7 @@ def test_a_learner_apart(name: str, world: World, tmp_path: Path, monkeypatch: p
 def test_a_killed_learner(kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = []
     for where in ("local", "apart"):
-        monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([kill]))
+        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([kill]))
         own = {"run_dir": str(tmp_path / where), **(APART if where == "apart" else {})}
         assert oat("train", world.config("grpo", tmp_path, {**CHANGES, **own})) == 0
         digests.append(digest_run(tmp_path / where))

@@ -36,8 +36,8 @@ def test_a_run_with_a_device_in_every_process(
     """An actor is killed, and another one gets all weights. In float32 the run equals the run on the CPU."""
     recipe, changes = RUNS[name]
     cluster = ForkedCluster([Kill("sample", 3)], has_gpus=True)
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster)
-    monkeypatch.setattr("oat.build.apart._ACTOR", "device_actor:DeviceActor")
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
+    monkeypatch.setattr("oat.assemble.apart._ACTOR", "device_actor:DeviceActor")
     for folder in ("gpu", "cpu"):
         (tmp_path / folder).mkdir()
     with pretended_gpu() as operations:

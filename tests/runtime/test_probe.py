@@ -11,14 +11,14 @@ import unreadable
 from fixtures import World, made, oat
 from torch import Tensor
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.loop import train
 from oat.plugins.registry import ENGINES
+from oat.resolve.resolve import resolve
 from oat.runtime.probe import PROBE_TOKENS, probe_ids
 from oat.types import Probe, Receipt
 

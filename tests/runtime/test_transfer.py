@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from weights import Source, held
 
 from oat import wire
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.loop import train
 from oat.models.loading import load_lm
+from oat.resolve.resolve import resolve
 from oat.runtime.local import over_wire
 from oat.runtime.transfer import Inbox, buckets
 from oat.runtime.weights import Weights

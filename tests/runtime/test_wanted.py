@@ -12,7 +12,7 @@ from fixtures import Finished, World, oat
 from forked_cluster import ForkedCluster, Kill
 from ray_runs import RayStrikes, gone
 
-from oat.build.apart import Processes
+from oat.assemble.apart import Processes
 from oat.commands.export import digest_run
 from oat.errors import ConfigError
 from oat.runtime.pool import ActorPool
@@ -66,7 +66,7 @@ def test_actors_come_and_go(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(world, tmp_path, "local") == 0
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([Kill("sample", 20)]))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([Kill("sample", 20)]))
     asking = Asking(tmp_path / "apart", {2: None, 4: 4, 16: 1, 20: None, 22: 2}, monkeypatch)
     assert train(world, tmp_path, "apart", **APART) == 0
     assert asking.counts[0] == 2
@@ -113,7 +113,7 @@ def test_actors_come_and_go_on_ray(
 def test_an_actor_that_cannot_be_started_is_not_used(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster([Kill("make", 2)]))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster([Kill("make", 2)]))
     asking = Asking(tmp_path / "apart", {4: 3}, monkeypatch)
     with pytest.warns(
         UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 of 3 actors"
@@ -126,7 +126,7 @@ def test_more_actors_than_there_is_room_for(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many are started as there is room for. The run says so once, goes on, and ends."""
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster(most=3))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(most=3))
     asking = Asking(tmp_path / "apart", {4: 9, 14: 1}, monkeypatch)
     with pytest.warns(UserWarning, match="no room for more actors; the run goes on with 3 of 9") as said:
         assert train(world, tmp_path, "apart", **APART) == 0
@@ -141,7 +141,7 @@ def test_actors_that_are_not_ready_are_no_longer_wanted(
 ) -> None:
     """An added actor that hangs while it starts holds neither the run nor its end."""
     hangs = Kill("make", 2, signal=signal.SIGSTOP)
-    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([hangs], deadline_s=300.0))
+    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([hangs], deadline_s=300.0))
     asking = Asking(tmp_path / "apart", {4: 3, 8: 2}, monkeypatch)
     assert train(world, tmp_path, "apart", **APART) == 0
     assert {*asking.counts} == {2}
@@ -158,7 +158,7 @@ def test_a_number_that_is_none(text: str, tmp_path: Path) -> None:
 def test_a_run_in_which_no_process_works(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
     assert train(world, tmp_path, "apart", **APART, **{"stop.max_steps": 1}) == 0
     assert oat("actors", tmp_path / "apart", 2) == 2
     assert "no process works in this run" in capsys.readouterr().err

@@ -13,10 +13,10 @@ import torch
 from fixtures import World, made
 
 from oat import wire
-from oat.build.actor_side import ActorPlan
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.actor_side import ActorPlan
+from oat.assemble.run import build
 from oat.config.load import load_config
+from oat.resolve.resolve import resolve
 from oat.runtime import worker as workers
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.transfer import buckets
@@ -52,7 +52,7 @@ class Process:
         self.process = context.Process(target=work, args=(other,))
         self.process.start()
         other.close()
-        self.call("make", "oat.build.actor_side:ActorWorker", plan.encoded)
+        self.call("make", "oat.assemble.actor_side:ActorWorker", plan.encoded)
 
     def call(self, name: str, *arguments: Any) -> Any:
         self.pipe.send_bytes(call_of(name, *arguments))

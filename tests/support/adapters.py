@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from fixtures import World, made
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.learner.learner import Learner
 from oat.loop import Run
 from oat.models.causal_lm import CausalLM
+from oat.resolve.resolve import resolve
 
 LORA = {"model.lora": {"rank": 4, "alpha": 8}}
 

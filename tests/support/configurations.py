@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from oat.build.resolve import resolve
 from oat.config.load import load_config
+from oat.resolve.resolve import resolve
 
 MINIMAL = """\
 model:

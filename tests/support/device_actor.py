@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from pretended import DEVICE
 
-from oat.build.actor_side import ActorWorker
+from oat.assemble.actor_side import ActorWorker
 from oat.types import ENSEMBLE
 
 

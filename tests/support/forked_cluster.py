@@ -20,7 +20,7 @@ from typing import Any
 from oat.errors import LostError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["oat.build.actor_side", "oat.build.run"])
+_CONTEXT.set_forkserver_preload(["oat.assemble.actor_side", "oat.assemble.run"])
 
 
 def start_fork_server() -> None:

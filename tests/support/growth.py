@@ -13,10 +13,10 @@ import torch
 from fixtures import World
 
 from oat.algorithms.base import Objective
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.loop import Run, train
+from oat.resolve.resolve import resolve
 from oat.runtime.transfer import Inbox
 from oat.types import Batch, Group, Prompt, Sampling, Segment, Trajectory, Work
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from fixtures import World
 
-from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.assemble.run import build
 from oat.config.load import load_config
 from oat.loop import Run
 from oat.plugins.registry import ALGORITHMS
+from oat.resolve.resolve import resolve
 from oat.types import (
     Answer,
     Batch,

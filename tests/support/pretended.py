@@ -162,17 +162,17 @@ class _Functions(TorchFunctionMode):
 def pretended_gpu() -> Iterator[_Operations]:
     """Let `compute.profile: gpu` use the simulated device within the context. Yields the counter of
     operations on it."""
-    import oat.build.models
+    import oat.assemble.models
 
-    device_of = oat.build.models.device_of
+    device_of = oat.assemble.models.device_of
     synchronize, set_device = torch.cuda.synchronize, torch.cuda.set_device
     marks = _Marks()
     operations = _Operations(marks)
-    oat.build.models.device_of = lambda profile: DEVICE if profile == "gpu" else device_of(profile)
+    oat.assemble.models.device_of = lambda profile: DEVICE if profile == "gpu" else device_of(profile)
     torch.cuda.synchronize = torch.cuda.set_device = lambda device=None: None
     try:
         with _Functions(marks), operations:
             yield operations
     finally:
-        oat.build.models.device_of = device_of
+        oat.assemble.models.device_of = device_of
         torch.cuda.synchronize, torch.cuda.set_device = synchronize, set_device

@@ -344,7 +344,7 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(
-    instead="tests/build/test_places.py::test_a_run_directory_moves_between_two_lives", seconds=1.2
+    instead="tests/opening/test_places.py::test_a_run_directory_moves_between_two_lives", seconds=1.2
 )
 def test_a_run_directory_may_be_moved(world: World, tmp_path: Path) -> None:
     """The run directory is moved, and the run continued. The sink has each row once, since its state moved

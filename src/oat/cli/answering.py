@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from oat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oat.build.speaker import GenerationOptions
+    from oat.answering.speaker import GenerationOptions
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def generation_options(arguments: argparse.Namespace) -> "GenerationOptions":
     Raises:
         ConfigError: `--step` is neither a number nor "best", or a number is out of range.
     """
-    from oat.build.speaker import GenerationOptions
+    from oat.answering.speaker import GenerationOptions
 
     names = (
         "template",

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     say_loading(arguments.model)
-    from oat.build.speaker import NO_TEMPLATE, load_speaker
+    from oat.answering.speaker import NO_TEMPLATE, load_speaker
     from oat.commands.chat import chat
 
     chat(

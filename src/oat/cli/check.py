@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_file, what_loads
+    from oat.resolve.targets import resolve_file, what_loads
 
     what = what_loads(arguments.target, flags, trains=False)  # refuses what needs no torch to be refused
     say_loading(what)
@@ -29,7 +29,7 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     if arguments.print_config:
         print(resolved.as_yaml(), end="")
         return 0
-    from oat.build.missing import refuse_missing
+    from oat.resolve.missing import refuse_missing
 
     refuse_missing(resolved)
     from oat.commands.check import check_run

@@ -36,7 +36,7 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 def _read(arguments: argparse.Namespace, flags: list[str]) -> str:
     """Refuse a configuration that cannot be read. Return the name of what is loaded."""
-    from oat.build.targets import load_evaluated
+    from oat.resolve.targets import load_evaluated
 
     if arguments.against is None:
         load_evaluated(Path(arguments.target), flags)
@@ -44,7 +44,7 @@ def _read(arguments: argparse.Namespace, flags: list[str]) -> str:
 
 
 def _evaluate(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_evaluated
+    from oat.resolve.targets import resolve_evaluated
 
     target = Path(arguments.target)
     resolved = resolve_evaluated(target, flags)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_file, what_loads
+    from oat.resolve.targets import resolve_file, what_loads
 
     with hearing_signals(partial(what_loads, arguments.target, flags)) as told, told.at_once():
         resolved = resolve_file(arguments.target, flags)

@@ -31,7 +31,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
     if arguments.n < 1:
         raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
     with hearing_signals(lambda: str(arguments.model)) as told, told.at_once():
-        from oat.build.speaker import load_speaker
+        from oat.answering.speaker import load_speaker
         from oat.commands.generate import generate, write_lines
 
         out = None if arguments.out is None else seen(arguments.out)

@@ -10,8 +10,8 @@ from oat.files import seen
 from oat.plugins.leaving import unfinished
 
 if TYPE_CHECKING:
-    from oat.build.about import About
     from oat.loop import Run
+    from oat.resolve.about import About
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.targets import resolve_file, what_loads
+    from oat.resolve.targets import resolve_file, what_loads
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
@@ -61,10 +61,10 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
             if arguments.print_config:
                 print(resolved.as_yaml(), end="")
                 return 0
-            from oat.build.missing import refuse_missing
+            from oat.resolve.missing import refuse_missing
 
             refuse_missing(resolved)
-            from oat.build.open_run import opened_again
+            from oat.opening.open_run import opened_again
 
         work = partial(_worked, about=resolved.about, profile=arguments.profile)
         with unfinished():

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from oat.build.apart import first_actors
-from oat.build.directory import refuse_idle
+from oat.assemble.apart import first_actors
 from oat.errors import many
 from oat.files import seen
+from oat.opening.directory import refuse_idle
 from oat.runtime.wanted import Wanted, want
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from oat.build.speaker import NO_TEMPLATE, Speaker
+from oat.answering.speaker import NO_TEMPLATE, Speaker
 from oat.errors import ConfigError, DataError, OatError, printable
 from oat.text.chat_template import special_tokens
 from oat.text.control_tokens import any_of, is_own

@@ -2,7 +2,7 @@
 
 Every part of the run is made as `oat train` makes it, but with tensors that have a shape and no memory. So
 most mistakes are refused with the same messages. If these tensors do not tell whether a model will be refused
-(`build/trial.py`), its weights are loaded for a moment. Otherwise these mistakes are found only by `oat
+(`forecast/trial.py`), its weights are loaded for a moment. Otherwise these mistakes are found only by `oat
 train`:
 * weights that are not finite;
 * a model that gives other logits with the engine's KV cache than without it, although all of its attention
@@ -15,30 +15,30 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 
-from oat.build.apart import refuse_without_cluster
-from oat.build.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
-from oat.build.estimate import lengths_of
-from oat.build.fingerprints import OwnFiles, recorded
-from oat.build.fork import Origin
-from oat.build.highest_cost import dearest_question, refuse_small_budget
-from oat.build.late_checks import check_with_inputs
-from oat.build.memory import memory_lines, refuse_short_cache, refuse_too_large
-from oat.build.memory_apart import process_lines
-from oat.build.open_run import outlined, refuse_changes, settled
-from oat.build.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
-from oat.build.resolved import Resolved
-from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.build.trial import load_unknown
+from oat.assemble.apart import refuse_without_cluster
+from oat.assemble.fingerprints import OwnFiles, recorded
+from oat.assemble.late_checks import check_with_inputs
+from oat.assemble.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.commands.show_tokens import token_lines
 from oat.errors import TemplateError
 from oat.files import seen
+from oat.forecast.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
+from oat.forecast.estimate import lengths_of
+from oat.forecast.highest_cost import dearest_question, refuse_small_budget
+from oat.forecast.memory import memory_lines, refuse_short_cache, refuse_too_large
+from oat.forecast.memory_apart import process_lines
+from oat.forecast.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
+from oat.forecast.trial import load_unknown
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.loop import Run
 from oat.models.beside import other_ids
 from oat.models.nf4 import count
+from oat.opening.open_run import outlined, refuse_changes, settled
+from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
+from oat.rundir.origin import Origin
 from oat.rundir.rows import read_metrics
 from oat.text.changed_texts import changed_part, changed_texts, made_ordinary, unread_calls
 from oat.types import Price

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from oat.build.contenders import Contender, contenders_of
-from oat.build.fingerprints import recorded
-from oat.build.learned import take_up_policy
-from oat.build.run import build
-from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
+from oat.answering.contenders import Contender, contenders_of
+from oat.answering.learned import take_up_policy
+from oat.assemble.fingerprints import recorded
+from oat.assemble.run import build
+from oat.assemble.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.evaluation.evaluation import Evaluation, EvaluationOracle
 from oat.evaluation.statistics import average, bootstrap_interval, length_controlled_win_rate, wins
 from oat.loop import Run

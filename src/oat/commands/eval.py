@@ -4,14 +4,14 @@ that a configuration starts from."""
 import tempfile
 from pathlib import Path
 
-from oat.build.evaluated import seeds_of, with_ensemble_of
-from oat.build.fingerprints import recorded
-from oat.build.learned import take_up_policy
-from oat.build.resolved import Resolved
-from oat.build.run import build
-from oat.build.run_inputs import gather_inputs, refuse_weights, warn_of_changes
+from oat.answering.evaluated import seeds_of, with_ensemble_of
+from oat.answering.learned import take_up_policy
+from oat.assemble.fingerprints import recorded
+from oat.assemble.run import build
+from oat.assemble.run_inputs import gather_inputs, refuse_weights, warn_of_changes
 from oat.files import seen
 from oat.loop import evaluation_metrics
+from oat.resolve.resolved import Resolved
 
 
 def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, float]:

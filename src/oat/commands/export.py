@@ -11,8 +11,14 @@ from typing import Any, Literal
 
 import torch
 
-from oat.build.about import About
-from oat.build.learned import Learned, about_run, learned_model, load_learned, policy_weights, weights_prefix
+from oat.answering.learned import (
+    Learned,
+    about_run,
+    learned_model,
+    load_learned,
+    policy_weights,
+    weights_prefix,
+)
 from oat.commands.export_ensemble import FILES as ENSEMBLE_FILES
 from oat.commands.export_mark import Kind, exported, refuse_foreign
 from oat.commands.written import of_adapter, of_model
@@ -23,6 +29,7 @@ from oat.loop import ROW
 from oat.metrics import repeatable
 from oat.models.sequence_classifier import check_backbone
 from oat.reports.model_card import model_card
+from oat.resolve.about import About
 from oat.rundir.holdings import HELD
 from oat.rundir.rows import sound_rows
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from oat.build.learned import ensemble_features, ensemble_weights, policy_weights, run_config
+from oat.answering.learned import ensemble_features, ensemble_weights, policy_weights, run_config
 from oat.commands.export_mark import Kind, exported, refuse_foreign
 from oat.errors import ConfigError, ExportError, ModelError
 from oat.explore.settings import WITHIN_RUN

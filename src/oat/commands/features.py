@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from oat.build.ensemble import features_with
-from oat.build.late_checks import check_backbone
-from oat.build.resolved import Resolved
-from oat.build.run import build
-from oat.build.run_inputs import gather_inputs
+from oat.assemble.ensemble import features_with
+from oat.assemble.late_checks import check_backbone
+from oat.assemble.run import build
+from oat.assemble.run_inputs import gather_inputs
 from oat.errors import ConfigError, many
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_config
 from oat.models.pairrm import is_pairrm
+from oat.resolve.resolved import Resolved
 from oat.rollout.features import Features, SecondPass
 from oat.types import Group, Item, Key, Mark, Prompt, Question
 

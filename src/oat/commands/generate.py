@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oat.build.speaker import Speaker
+from oat.answering.speaker import Speaker
 from oat.data.fit import Fit
 from oat.data.formats import Layout
 from oat.data.index_cache import cache_folders

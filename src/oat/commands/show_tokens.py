@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oat.build.models import load_policy
-from oat.build.resolved import Resolved
-from oat.build.run_inputs import RunInputs, recorded_actor
+from oat.assemble.models import load_policy
+from oat.assemble.run_inputs import RunInputs, recorded_actor
 from oat.errors import TemplateError, many
 from oat.models.causal_lm import CausalLM
+from oat.resolve.resolved import Resolved
 from oat.text.renderer import Renderer
 from oat.types import Message, Prompt, Segment, Trajectory
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from oat.build.learned import Learned
+from oat.answering.learned import Learned
 from oat.errors import ExportError, described, many, warn
 from oat.hardware.free_memory import free_memory
 from oat.learner.models import Critic

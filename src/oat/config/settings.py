@@ -2,7 +2,7 @@
 
 The sections engine, explorer, oracle and algorithm choose a part by the field `name`: one of ours,
 `path/to/file.py:Name` or `package.module:Name`. The part declares further fields (`oat.types.part`). They are
-written in the same section, and `oat.build.parts` checks them. `oat.config.load` reads and writes the tree.
+written in the same section, and `oat.resolve.parts` checks them. `oat.config.load` reads and writes the tree.
 """
 
 import datetime

@@ -18,9 +18,10 @@ EARLIER: dict[tuple[str, str], Any] = {
     ("oracle", "whole_groups"): False,
     ("render", "special_tokens"): "drop",
 }
-"""Settings that a run fixes when it begins (`CHOSEN` of `build/fixed.py`), and that earlier versions lacked:
-by section and field, the value that says what those versions did. It holds where a run's own `config.yaml`
-lacks the field. A configuration of the user that leaves the field open gets today's default instead."""
+"""Settings that a run fixes when it begins (`CHOSEN` of `resolve/fixed.py`), and that earlier versions
+lacked: by section and field, the value that says what those versions did. It holds where a run's own
+`config.yaml` lacks the field. A configuration of the user that leaves the field open gets
+today's default instead."""
 
 
 def load_stored(file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:

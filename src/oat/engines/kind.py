@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do under its settings. `build/cross_checks/engine.py` refuses a run that needs more,
-    except where an attribute names another way.
+    """What an engine can do under its settings. `resolve/cross_checks/engine.py` refuses a run that needs
+    more, except where an attribute names another way.
 
     Attributes:
         addressed_draws: a token depends only on its request and the weights, up to rounding of the logits.

@@ -456,7 +456,7 @@ def _fields(table: _Table, place: int, sample: int, value: str, mark: str) -> di
 
 
 def _recorded(prompt: Prompt) -> Trajectory:
-    assert prompt.reference is not None, "build/ refuses a win rate without references"
+    assert prompt.reference is not None, "resolve/ refuses a win rate without references"
     return Trajectory("recorded", (), "stop", prompt.reference)
 
 

@@ -1,5 +1,5 @@
 """Checks of what an explorer returns: its needs, plans and questions. A run makes these checks of a user's
-explorer (`oat.build.explorers`); `check_explorer` makes the same checks."""
+explorer (`oat.resolve.explorers`); `check_explorer` makes the same checks."""
 
 import inspect
 import math

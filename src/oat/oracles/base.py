@@ -73,7 +73,7 @@ class Oracle:
     made_of: Mapping[str, Mapping[str, Any]] = {}
     """The facts that `version` depends on, as plain values. The outer key is a file, or "options" for
     facts that are in no file. The inner key names the fact. A continued run compares the facts with the
-    recorded ones (`build/fingerprints.py`):
+    recorded ones (`assemble/fingerprints.py`):
 
     * If the facts are unchanged and not empty, the recorded version stays, even if `version` differs.
     * If a file has changed since the oracle answered, the run goes on only if the user accepts the change.

@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from oat.build.about import About
 from oat.config.yaml_text import tree_to_yaml
 from oat.files import seen
 from oat.ledger.reader import Reader
 from oat.reports.accounts import accounts
+from oat.resolve.about import About
 from oat.rundir.provenance import is_secret, versions
 from oat.rundir.rows import read_metrics
 from oat.types import UNASKED

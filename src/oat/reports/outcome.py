@@ -10,13 +10,13 @@ the outcome is unknown. Then the lines say that the run finished.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from oat.algorithms.base import Objective
-from oat.build.about import About
-from oat.build.fork import begins_after
 from oat.control.silence import CAUSES, MISSING, why
 from oat.errors import warn
 from oat.files import seen
 from oat.loop import Run
 from oat.reports.progress import way_on
+from oat.resolve.about import About
+from oat.rundir.origin import begins_after
 from oat.rundir.rows import sound_rows
 
 FIRST_STEPS = 2

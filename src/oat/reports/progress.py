@@ -17,11 +17,11 @@ from pathlib import Path
 from threading import Event, RLock, Thread
 from typing import Any
 
-from oat.build.about import About
 from oat.files import seen
 from oat.loop import Report, Run
 from oat.reports.terminal import is_terminal
 from oat.reports.trace import name_boxes
+from oat.resolve.about import About
 from oat.rundir.rows import read_metrics
 from oat.tracking.files import step_line
 from oat.types.budget import in_money

@@ -232,11 +232,11 @@ class Actor:
         for name in needs:
             if name == ENSEMBLE:
                 assert self.scorer is not None, (
-                    "build/run.py gives the actor a scorer where the explorer needs the ensemble"
+                    "assemble/run.py gives the actor a scorer where the explorer needs the ensemble"
                 )
                 scores[name], scores["features"] = self.scorer.score(groups)
             elif name == "features":
-                assert self.features is not None, "build/run.py gives the actor the features"
+                assert self.features is not None, "assemble/run.py gives the actor the features"
                 if ENSEMBLE not in needs:
                     scores[name] = self.features.of(groups)
             else:

@@ -117,7 +117,7 @@ class FromSampling:
     def _of(self, trajectory: Trajectory) -> np.ndarray:
         if trajectory.num_trained == 0:  # no room for a token; such a response is no candidate
             return np.zeros(self.width, dtype=np.float32)
-        assert trajectory.features is not None, "build/engine.py makes an engine that keeps features"
+        assert trajectory.features is not None, "assemble/engine.py makes an engine that keeps features"
         return trajectory.features
 
 

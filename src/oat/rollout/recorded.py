@@ -64,7 +64,7 @@ class RecordedActor:
         raise AssertionError("the algorithm refuses recorded responses if it branches")
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        assert not needs, "build/cross_checks refuses an explorer that needs scores of recorded responses"
+        assert not needs, "resolve/cross_checks refuses an explorer that needs scores of recorded responses"
         return {}
 
     def work(self) -> Work:

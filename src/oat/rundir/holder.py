@@ -1,5 +1,5 @@
 """The process that works in a run directory. It writes into the lock file who it is, so that the refusal of
-another process can name it. The lock itself is the system's (`build/directory.py`), not the text."""
+another process can name it. The lock itself is the system's (`opening/directory.py`), not the text."""
 
 import datetime
 import itertools

@@ -117,8 +117,8 @@ class Told:
 
     Args:
         environment: function that returns the entry.
-        inputs: the inputs of the rows (`build/fingerprints.py`), without the user's modules. They are written
-            only if they or the modules differ from those that were recorded last.
+        inputs: the inputs of the rows (`assemble/fingerprints.py`), without the user's modules. They are
+            written only if they or the modules differ from those that were recorded last.
         modules: function that returns a hash of each of the user's own files that the process has imported so
             far.
 

@@ -5,9 +5,9 @@ protocol, a part has:
     defaults(config, run)     optional: values for settings that were left open, derived from the run's facts
     checks(config, run)       optional: checks of other sections' settings that may contradict its own
 
-Both functions are static. They read only their arguments: the part's own `Config` and a `RunFacts`. `build/`
-calls them before anything is loaded. It calls `checks` once more before anything is sampled, with the facts
-that follow from the prompts and from the oracle's prices.
+Both functions are static. They read only their arguments: the part's own `Config` and a `RunFacts`.
+`resolve/` calls them before anything is loaded. It calls `checks` once more before anything is sampled, with
+the facts that follow from the prompts and from the oracle's prices.
 """
 
 from dataclasses import dataclass

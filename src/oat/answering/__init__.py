@@ -1,0 +1,1 @@
+"""Learned models that answer outside of training, alone or compared with another."""

@@ -1,0 +1,260 @@
+"""Functions that load the language models of a run, each in its precision and on its device."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+
+from oat.config.settings import Config, ModelConfig
+from oat.engines.kind import Traits
+from oat.errors import ConfigError, ModelError
+from oat.hardware.allocator import give_back_freed_memory
+from oat.hardware.threads import LARGE
+from oat.models.adapter_files import described_adapter
+from oat.models.beside import is_adapter_directory
+from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.loading import load_tokenizer
+from oat.models.lora import LoadModel, load_model, share_base
+from oat.models.value_head import check_value_head
+from oat.resolve.model_starts import critic_model, has_own_critic, has_own_reference, starts_alike
+from oat.resolve.resolved import Resolved
+from oat.seeds import Seeds
+from oat.text.renderer import Renderer
+from oat.text.vocabulary import check_vocabulary
+
+
+def device_of(profile: str) -> torch.device:
+    """Return the device of the models under a compute profile.
+
+    Raises:
+        ConfigError: the profile is "gpu", and torch finds no CUDA device.
+    """
+    if profile == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            "compute.profile is 'gpu', and torch finds no CUDA device: use a machine with one and a build "
+            "of torch for it, or set the field to cpu"
+        )
+    return torch.device("cuda" if profile == "gpu" else "cpu")
+
+
+def device_notes(profile: str) -> tuple[str, ...]:
+    """Return sentences for people about the device; empty if there is nothing to say."""
+    if profile == "cpu" and torch.cuda.is_available():
+        return (
+            "this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu "
+            "uses it",
+        )
+    return ()
+
+
+def load_models(
+    config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
+) -> dict[str, CausalLM]:
+    """Load the learner's models and return them by name. The policy is always loaded. `needs` may add
+    "reference", "critic" (the critic's backbone) and "reward" (the reward model's backbone).
+
+    With an adapter, the backbones share the policy's frozen weights, except a critic that starts from another
+    model. If the reference has no weights of its own (`has_own_reference`), it shares them too. The backbones
+    have no output embeddings.
+
+    Args:
+        needs: names of the models that are needed beside the policy.
+        load: function that loads one model.
+
+    Raises:
+        ConfigError, ModelError: see `device_of` and `load_model`.
+    """
+    model, device = config.model, device_of(config.compute.profile)
+    policy = load(model, seeds.key("init", "policy"), device)
+    if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:
+        give_back_freed_memory()
+    lms = {"policy": policy}
+    if "reference" in needs:
+        lms["reference"] = load_reference(config, policy, seeds, load)
+    for name in ("critic", "reward"):
+        if name in needs:
+            is_own = name == "critic" and has_own_critic(model)
+            lms[name] = (_own_critic if is_own else _another)(config, name, policy, seeds, load)
+            lms[name].drop_head()
+    return lms
+
+
+def load_policy(resolved: Resolved) -> CausalLM:
+    """Load, on the CPU, the model that the policy starts from."""
+    return load_model(resolved.config.model)
+
+
+def load_slots(
+    resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
+) -> dict[str, CausalLM]:
+    """Load the engine's models, by slot. A slot shares the learner's model if the two always have the same
+    version and the same precision.
+
+    Args:
+        lms: the learner's models.
+        load: function that loads a model that is not shared.
+
+    Raises:
+        ModelError: the engine has weights of its own, and one of their tensors did not get the engine's
+            precision when it was loaded.
+    """
+    config, dtype = resolved.config, resolved.engine.dtype
+    policy = lms["policy"]
+    is_late = config.learner.sync_every > 1
+    if resolved.engine.capabilities.shares_weights:
+        slots = {
+            "sampler": _another(config, "sampler", policy, seeds, load) if is_late else policy,
+            "policy": policy,
+        }
+        return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
+    own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
+    lms = load_models(own, resolved.slots & {"reference"}, seeds, load)
+    slots = {"sampler": load(own.model, device=policy.device) if is_late else lms["policy"], **lms}
+    for lm in slots.values():
+        for name, tensor in lm.tensors().items():
+            # an adapter without weights stays in the precision it is made in
+            is_unmoved = not lm.has_weights and is_adapter(name)
+            if tensor.is_floating_point() and tensor.dtype != getattr(torch, dtype) and not is_unmoved:
+                raise ModelError(
+                    f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
+                    "engine.dtype at float32"
+                )
+    return slots
+
+
+def shared_slots(config: Config) -> list[frozenset[str]]:
+    """Return the sets of slots that share a model: `sampler` and `policy`, unless the sampler's weights may
+    be older than the policy's."""
+    return [] if config.learner.sync_every > 1 else [frozenset({"sampler", "policy"})]
+
+
+def slot_dtypes(engine: Traits) -> dict[str, torch.dtype]:
+    """Return the precision of each slot's weights. If slots share the learner's weights, return an empty
+    dict."""
+    if engine.capabilities.shares_weights:
+        return {}
+    return dict.fromkeys(("sampler", "policy", "reference"), getattr(torch, engine.dtype))
+
+
+def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
+    """Refuse a tokenizer whose number of ids does not suit the model.
+
+    Args:
+        path: the model's path, for messages.
+
+    Raises:
+        ModelError: `check_vocabulary` fails, or the tokenizer has none of the ids with which the model ends a
+            text.
+    """
+    check_vocabulary(renderer.tokenizer, lm.vocab_rows, f"the tokenizer of {path}")
+    if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
+        raise ModelError(
+            f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids "
+            f"below {renderer.num_tokens}; give the tokenizer that belongs to the model"
+        )
+
+
+def check_critic(critic: CausalLM, path: str, renderer: Renderer, longest: int | None) -> None:
+    """Refuse a critic that cannot read the policy's sequences, or whose head is no value head.
+
+    Args:
+        path: `model.critic`.
+        longest: largest number of tokens in a sequence; None: no limit is known.
+
+    Raises:
+        ModelError: see `check_reference` and `check_value_head`; or the critic's context is shorter than the
+            sequences.
+    """
+    check_reference(critic, path, renderer)
+    context = critic.context_length
+    if longest is not None and context is not None and context < longest:
+        raise ModelError(
+            f"it reads at most {context} tokens, and a prompt with its response may have {longest}; give a "
+            "model with a longer context, or lower prompts.max_tokens or sampling.max_new_tokens"
+        )
+    check_value_head(path, critic)
+
+
+def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
+    """Refuse a reference that cannot read the ids that the policy writes. If the reference's tokenizer cannot
+    be loaded, only the number of rows of its embeddings is checked.
+
+    Raises:
+        ModelError: the reference's embeddings have fewer rows than the policy's tokenizer has tokens, or far
+            more (`check_vocabulary`). Or the two tokenizers give a token different ids.
+    """
+    if renderer.num_tokens > reference.vocab_rows:
+        raise ModelError(
+            f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has "
+            f"{renderer.num_tokens} tokens; give a model of the same family"
+        )
+    check_vocabulary(renderer.tokenizer, reference.vocab_rows, "the policy's tokenizer")
+    try:
+        theirs: dict[str, int] = load_tokenizer(path).get_vocab()
+    except ModelError:
+        return
+    ours: dict[str, int] = renderer.tokenizer.get_vocab()
+    others = [token for token in sorted(ours.keys() & theirs.keys()) if ours[token] != theirs[token]]
+    if others:
+        token = others[0]
+        raise ModelError(
+            f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for "
+            f"example {token!r} {theirs[token]} instead of {ours[token]}; give a model of the same family"
+        )
+
+
+def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel = load_model) -> CausalLM:
+    """Load the reference. It is one of three: the policy with its adapter off; a second adapter on the
+    policy's frozen weights; a model with weights of its own.
+
+    Args:
+        policy: the policy as it starts. If the reference has weights of its own, only its device is read.
+    """
+    model = config.model
+    if not has_own_reference(model):
+        if model.reference is not None and is_adapter_directory(model.reference):
+            adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
+            own_adapter = replace(config, model=adapter)
+            return _another(own_adapter, "policy", policy, seeds, load, field="model.reference")
+        is_start = model.reference is None and (
+            model.adapter is not None or model.reference_update is not None
+        )
+        return _another(config, "policy", policy, seeds, load) if is_start else policy.base()
+    device = torch.device(model.reference_device or policy.device)
+    own = ModelConfig(
+        model.reference or model.path,
+        dtype=model.reference_dtype or model.dtype,
+        frozen=model.frozen if starts_alike(model) else (),
+    )
+    if model.reference is not None and is_adapter_directory(model.reference):
+        own = replace(
+            own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0]
+        )
+    return load(own, device=device, field="model.reference")
+
+
+def _own_critic(config: Config, name: str, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
+    own, seed = critic_model(config.model), seeds.key("init", name)
+    return load(own, seed, policy.device, field="model.critic", needs_head=False)
+
+
+def _another(
+    config: Config,
+    name: str,
+    policy: CausalLM,
+    seeds: Seeds,
+    load: LoadModel,
+    *,
+    field: str = "model.adapter",
+) -> CausalLM:
+    """Load a second copy of the model that the policy starts from. With an adapter, only the adapter is a
+    copy; the frozen weights are shared with the policy.
+
+    Args:
+        name: the name of the copy, which is part of the address of its random numbers.
+        field: the setting that errors name.
+    """
+    lm = load(config.model, seeds.key("init", name), policy.device, field=field)
+    if config.model.lora is not None:
+        share_base(lm, policy)
+    return lm

@@ -1,0 +1,250 @@
+"""The memory of a run whose actors have processes of their own. Each of them has its own copy of the models
+with which it samples.
+
+If the learner has a process of its own too, the run's own process fetches from it what it sends to actors,
+and what it writes into checkpoints.
+"""
+
+from dataclasses import dataclass
+
+from oat.assemble.ensemble import make_ensemble, make_features
+from oat.assemble.models import load_models, load_slots, slot_dtypes
+from oat.config.compute_settings import ComputeConfig
+from oat.config.load import where
+from oat.config.settings import Config
+from oat.errors import ConfigError
+from oat.forecast.arithmetic import Lines
+from oat.forecast.estimate import (
+    SURE,
+    Estimate,
+    Lengths,
+    estimate,
+    loads_of,
+    sampling_phases,
+    saves_in_background,
+    sent_bytes,
+)
+from oat.forecast.places import size_of
+from oat.learner.limits import GB, without_memory
+from oat.models.causal_lm import CausalLM
+from oat.models.outline_errors import NotOutlinedError, not_estimated, outlining
+from oat.resolve.placement import placement_of
+from oat.resolve.resolved import Resolved
+from oat.resolve.sampling import make_sampling
+from oat.runtime.transfer import BUCKET_BYTES
+from oat.seeds import Seeds
+
+IMPORTS = 3 * GB // 10
+"""Bytes that a process takes after its imports."""
+RAY = 4 * GB // 10
+"""Bytes of the broker and of the parts of Ray on one machine."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The estimated memory of a run, by process.
+
+    Attributes:
+        learner: of the process that learns, which is the run's own unless `compute.learner` is `actor`.
+        actor: of one actor.
+        stored: bytes of the weights that the cluster keeps for actors that take the place of lost ones.
+        fetched: the most bytes of the learner's tensors that the run's own process has at once, if another
+            process learns; otherwise 0.
+    """
+
+    learner: Estimate
+    actor: Estimate
+    stored: int
+    fetched: int
+
+    def together(self, compute: ComputeConfig) -> tuple[int, str]:
+        """Return the bytes that are needed of one memory, and a text about them. The memory is that of this
+        machine, if the cluster is started here; on a cluster elsewhere, only this process is counted. With
+        GPUs, it is that of the GPU that needs most."""
+        learner, actor = self.learner.peak, self.actor.peak
+        placed = placement_of(compute)
+        if placed is not None and placed.is_shared:
+            return (
+                learner + actor,
+                f"{size_of(learner)} for the learner and {size_of(actor)} for an actor on the same GPU",
+            )
+        if placed is not None:
+            return max(
+                learner, actor
+            ), f"{size_of(learner)} for the learner, {size_of(actor)} for each actor on its GPU"
+        is_apart = compute.learner == "actor"
+        others = _others_here(compute)
+        if not others:
+            own = self.fetched if is_apart else learner
+            return own, f"{size_of(own)} for this process"
+        further = compute.oracle_clients
+        beside = f", {size_of(IMPORTS)} for each of {further} without tensors" if further else ""
+        own = IMPORTS + self.fetched if is_apart else 0
+        this = f", {size_of(own)} for this process" if is_apart else ""
+        return (
+            own + learner + others * (actor + IMPORTS) + (1 + further) * IMPORTS + RAY + self.stored,
+            f"{size_of(learner + IMPORTS)} for the learner{this}, {size_of(actor + IMPORTS)} for each of "
+            f"{others} that sample{beside}, {size_of(RAY)} for Ray, and {size_of(self.stored)} for weights "
+            "that it keeps",
+        )
+
+    def refuse_too_large(self, resolved: Resolved, limit: int, has: str) -> None:
+        """Refuse a run whose processes together clearly need more memory than there is.
+
+        Args:
+            limit: bytes of the memory.
+            has: the limit in words, for the message.
+
+        Raises:
+            ConfigError: `SURE` times what they need is larger than the limit.
+        """
+        compute = resolved.config.compute
+        total, text = self.together(compute)
+        if SURE * total <= limit:
+            return
+        way = "lower compute.actors or compute.standby, or give compute.address a cluster of several machines"
+        if compute.gpus:
+            way = "take more GPUs without compute.collocate, or a smaller model"
+        elif compute.actors + compute.standby == 1:
+            way = "set compute.runtime to local, where learner and engine share the weights"
+        if compute.learner == "actor" and not compute.gpus:
+            way = f"set compute.learner to driver, or {way}"
+        if compute.oracle_clients and not compute.gpus:
+            way = f"lower compute.oracle_clients, or {way}"
+        place = where(("compute", "gpus" if compute.gpus else "actors"), resolved.origins)
+        raise ConfigError(
+            f"{place}: {has}, and this run needs about {size_of(total)} ({text}): {way}; to go on all the "
+            f"same, set compute.memory_gb to {1.1 * total / GB:.3g} or more"
+        )
+
+
+def needs_of(resolved: Resolved, lengths: Lengths, learner: Estimate | None = None) -> Needs:
+    """Estimate the memory of each process.
+
+    Args:
+        learner: the estimate of the process that learns, if it was made; None: it is made here.
+
+    Raises:
+        NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
+    """
+    config, learner = resolved.config, learner or estimate(resolved, lengths)
+    with outlining(), without_memory():
+        policy = load_models(config, (), Seeds(config.seed), resolved.outlines.fake)["policy"]
+        stored = _copies(config) * sent_bytes(resolved, policy)
+        fetched = _fetched(resolved, policy, learner.state) if config.compute.learner == "actor" else 0
+    return Needs(learner, estimate_actor(resolved, lengths), stored, fetched)
+
+
+def _fetched(resolved: Resolved, policy: CausalLM, state: int) -> int:
+    """Return the most bytes of tensors that the run's own process has at once, if another process learns.
+
+    It fetches the weights of a model for each transfer, and the learner's state for each checkpoint, in
+    shares (`runtime/remote_learner.py`). While a share arrives, the process has the reply and its decoded
+    bytes, beside the tensors that are made of them.
+
+    Args:
+        state: bytes of the tensors of the learner's state.
+    """
+    config = resolved.config
+    sizes = [tensor.nbytes for tensor in policy.tensors().values()]
+    is_late = config.learner.sync_every > 1
+    kept = sum(tensor.nbytes for tensor in policy.trainable().values()) if is_late else 0
+    cast = sent_bytes(resolved, policy) if slot_dtypes(resolved.engine) else 0
+
+    def arriving(size: int) -> int:
+        return 2 * max(min(BUCKET_BYTES, size), *sizes)
+
+    copied = state + kept if saves_in_background(config) else 0
+    sent = sum(sizes) + max(arriving(sum(sizes)), cast, kept)
+    return kept + copied + max(sent, state + arriving(state))
+
+
+def of_all_here(compute: ComputeConfig, of_one: int) -> int:
+    """Return the bytes of all processes that share the memory of this machine, from the bytes that one
+    needs."""
+    others = _others_here(compute)
+    if not others:
+        return of_one
+    others += compute.learner == "actor"
+    return of_one + others * (of_one + IMPORTS) + (1 + compute.oracle_clients) * IMPORTS + RAY
+
+
+def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
+    """Estimate the memory of an actor in a process of its own, which gets its share of the prompts.
+
+    Raises:
+        NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
+    """
+    config, seeds, load = resolved.config, Seeds(resolved.config.seed), resolved.outlines.fake
+    memory = resolved.engine.memory
+    with outlining(), without_memory() as live:
+        lms = load_models(config, resolved.models & {"reference"}, seeds, load)
+        features = make_features(lms, resolved.features) if resolved.features else None
+        ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
+        slots = load_slots(resolved, lms, seeds, load)
+        del lms
+        sampler, weights = slots["sampler"], live.live
+        loads = loads_of(resolved, lengths, sampler, config.compute.actors)
+        phases = {"loading": live.peak}
+        phases |= sampling_phases(memory, make_sampling(resolved), sampler, loads, live)
+        staged = sent_bytes(resolved, sampler) if config.compute.profile == "cpu" else 0
+        phases["new weights"] = live.live + staged
+        cached = max((memory.cache_bytes(sampler, load) for load in loads.values()), default=0)
+        del sampler, slots, features, ensemble
+    return Estimate({"weights": weights, "weights on the way": staged, "keys and values": cached}, phases)
+
+
+def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
+    """Yield a line for each kind of process, with the memory that it needs, and one for all of them. If the
+    run has no processes beside its own, yield nothing."""
+    compute, placed = resolved.config.compute, placement_of(resolved.config.compute)
+    if compute.runtime == "local":
+        return
+    try:
+        needs = needs_of(resolved, lengths)
+    except NotOutlinedError as error:
+        yield "processes", not_estimated(str(error))
+        return
+    on = "its GPU" if placed else "the machine"
+    where_learner = f"; GPU {placed.learner} of the run" if placed else ""
+    needed = f"{where_learner}; about {size_of(needs.learner.peak)} for tensors"
+    has = [*(["learner"] if compute.learner == "driver" else []), "ledger"]
+    has += [] if compute.oracle_clients else ["oracles"]
+    fetched = f"{size_of(needs.fetched)} of it for tensors of the learner"
+    own = needed if compute.learner == "driver" else f"; about {size_of(IMPORTS + needs.fetched)}, {fetched}"
+    yield "this process", f"{', '.join(has)}{own}"
+    if compute.learner == "actor":
+        yield "for learning", f"1, with {compute.learner_cpus:g} of the cluster's logical CPUs{needed}"
+    if compute.oracle_clients:
+        each = f"each with {compute.oracle_cpus:g} of the cluster's logical CPUs"
+        loaded = f"about {size_of(IMPORTS)} without tensors, and what their oracles load"
+        yield "clients", f"{compute.oracle_clients}, {each}; {loaded}"
+    gpus = ""
+    if placed is not None:
+        half = ", shared with the learner on one" if placed.is_shared else ""
+        gpus = f" and a GPU{half}"
+    each = f"each with {compute.actor_cpus:g} of the cluster's logical CPUs{gpus}"
+    yield "actors", f"{compute.actors}, {each}; about {size_of(needs.actor.peak)} for tensors of one on {on}"
+    if compute.standby:
+        yield "standbys", f"{compute.standby} with models loaded, which need as much as actors"
+    yield (
+        "object store",
+        f"about {size_of(needs.stored)} of weights, for actors that take the place of lost ones",
+    )
+    total, text = needs.together(compute)
+    what = "on one GPU" if placed else "on this machine"
+    yield "in all", f"about {size_of(total)} {what}: {text}"
+
+
+def _others_here(compute: ComputeConfig) -> int:
+    """Return how many processes share the memory of this machine with the run's own. Nobody knows it of a
+    cluster elsewhere, and processes with GPUs need theirs."""
+    is_elsewhere = compute.address is not None or compute.profile == "gpu"
+    return 0 if compute.runtime == "local" or is_elsewhere else compute.actors + compute.standby
+
+
+def _copies(config: Config) -> int:
+    """Return how many copies of a model's weights the cluster keeps: one for each set of slots that share
+    their weights and get new ones."""
+    has_late = config.learner.sync_every > 1 and config.answering is not None
+    return 1 + has_late + (config.model.reference_update is not None)

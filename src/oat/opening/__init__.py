@@ -1,0 +1,1 @@
+"""The run directory of a run: begun, continued or forked, and locked for one process."""

@@ -1,0 +1,1 @@
+"""From the settings of a run to a resolved configuration: defaults, and the rules between settings."""

@@ -1,0 +1,274 @@
+"""Resolving a configuration. The options of each part and other defaults are filled in, the objective and the
+explorer are made, and settings that contradict each other are refused (`resolve/cross_checks/`).
+
+This step needs only the configuration. Before it, `config/load.py` checks each field by itself. After it,
+`assemble/run_inputs.py` and `assemble/run.py` make the checks that need the model or the data.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from oat.algorithms.base import Objective
+from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig
+from oat.errors import ConfigError
+from oat.explore.base import Explorer
+from oat.explore.none import NoExploration
+from oat.models.adapter_files import described_adapter
+from oat.models.beside import is_adapter_directory
+from oat.oracles.builtin import BUILTIN
+from oat.oracles.make import oracle_options
+from oat.plugins.calls import bare, guarded
+from oat.plugins.registry import EXPLORERS, ORACLES
+from oat.resolve.cross_checks.all_sections import check_settings
+from oat.resolve.environment import with_environment
+from oat.resolve.explorers import GuardedExplorer
+from oat.resolve.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
+from oat.resolve.placement import placement_of
+from oat.resolve.resolved import Resolved, engine_traits, evaluation_oracles_of
+from oat.text.question_forms import FORMS
+from oat.tracking.sinks import with_sinks
+from oat.types import Requires
+
+
+def resolve(config: Config, origins: Origins) -> Resolved:
+    """Fill in every default of a configuration's parts, make its objective and its explorer, and refuse
+    settings that contradict each other.
+
+    Raises:
+        ConfigError: a setting is refused. The message names its place and its field, and says what to do.
+    """
+    for field in ("path", "reference", "adapter", "critic"):
+        with blaming(config, origins, f"model.{field}"):
+            refuse_misplaced(getattr(config.model, field), origins)
+    config = _with_actors(_with_adapter(config, origins), origins)
+    found = {"algorithm": find_part(config, "algorithm", origins)}
+    if ":" in config.explorer.name:  # a user's explorer is loaded before the settings of any part are checked
+        found["explorer"] = find_part(config, "explorer", origins)
+    parts: dict[str, Any] = {}
+    for section in REGISTRIES:
+        part = found.get(section) or find_part(config, section, origins)
+        with blaming(config, origins, section):
+            parts[section] = with_options(config, section, part, origins)
+    given = set(config.algorithm.options)
+    config = with_environment(config, origins)
+    config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
+    named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
+    named |= {
+        f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge
+        for purpose, judge in evaluation_oracles_of(config).items()
+    }
+    for section, judge in named.items():
+        with blaming(config, origins, f"{section}.name"):
+            _check_oracle(tuple(section.split(".")), judge, origins)
+    for section in REGISTRIES:
+        derived = part_defaults(config, section, origins)
+        config = _with_options(config, section, {name: default.value for name, default in derived.items()})
+    objective = make_objective(config)
+    config = _with_responses(_with_stop(config), objective)
+    with blaming(config, origins, "explorer.name"):
+        built = make_explorer(config, objective.requires)
+    resolved = Resolved(config, origins, objective, built)
+    check_settings(resolved)
+    resolved = _with_samples(resolved, given)
+    return replace(resolved, config=_with_micro_batch(_with_schedules(resolved)))
+
+
+def make_objective(config: Config) -> Objective:
+    """Make the objective of a configuration in which all settings of the parts are filled in."""
+    objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
+    is_engines_old = engine_traits(config).capabilities.recorded_is_old
+    objective.recorded_is_old = config.learner.autocast is None and is_engines_old
+    return objective
+
+
+def make_explorer(config: Config, requires: Requires) -> Explorer:
+    """Make the explorer of a configuration. Its class is called with the kind of feedback. If it has a
+    dataclass `Config`, it is also called with its settings. A user's explorer is put into a
+    `GuardedExplorer`.
+
+    Raises:
+        ConfigError: the constructor of the user's class fails.
+        ContractError: see `GuardedExplorer`.
+    """
+    if config.explorer.name == "none":
+        return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
+    cls: Callable[..., Explorer] = find_part(config, "explorer", {})
+    given = [settings_of(config, "explorer")] if hasattr(cls, "Config") else []
+    name = config.explorer.name
+    with guarded(
+        name,
+        lambda what: ConfigError(
+            f"the explorer cannot be made: {bare(what)}; repair its constructor (oat/explore/base.py)"
+        ),
+    ):
+        explorer = cls(requires.feedback, *given)
+    return explorer if name in EXPLORERS else GuardedExplorer(explorer, requires.feedback, name)
+
+
+def _with_adapter(config: Config, origins: Origins) -> Config:
+    """Return the configuration. If the policy starts with an adapter, `model.lora` gets the values in the
+    adapter's files.
+
+    Raises:
+        ConfigError: `model.path` or `model.critic` is an adapter, or `model.lora` contradicts the adapter.
+        ModelError: the adapter cannot be read.
+    """
+    model = config.model
+    if is_adapter_directory(model.path):
+        base = described_adapter(model.path)[1]
+        place = where(("model", "path"), origins)
+        raise ConfigError(
+            f"{place}: {model.path} is an adapter; set model.adapter to it, and model.path to the model "
+            f"beside it ({base or 'its files do not name it'})"
+        )
+    if model.critic is not None and is_adapter_directory(model.critic):
+        place = where(("model", "critic"), origins)
+        raise ConfigError(
+            f"{place}: model.critic is {model.critic!r}, an adapter, and a critic starts from a whole model; "
+            "merge it with PEFT, and give the merged model"
+        )
+    if model.adapter is None:
+        return config
+    with blaming(config, origins, "model.adapter"):
+        found, _ = described_adapter(model.adapter)
+    if model.lora is not None and model.lora != found:
+        place = where(("model", "lora"), origins)
+        raise ConfigError(
+            f"{place}: model.lora is {model.lora}, and the adapter {model.adapter} is {found}; remove "
+            "model.lora, or model.adapter"
+        )
+    return replace(config, model=replace(model, lora=found))
+
+
+def _with_actors(config: Config, origins: Origins) -> Config:
+    """Return the configuration. If `compute.gpus` is set and `compute.actors` is not, there is an actor for
+    each GPU of the actors."""
+    placed = placement_of(config.compute)
+    if placed is None or ("compute", "actors") in origins:
+        return config
+    return replace(config, compute=replace(config.compute, actors=len(placed.actors)))
+
+
+def _with_evaluation_oracles(config: Config) -> Config:
+    """Return the configuration. In it, a name in `evaluation.oracle` or `evaluation.gold` has become a
+    section. If training's oracle has the same name, the section gets the options of training's oracle."""
+    e = config.evaluation
+    if e is None:
+        return config
+    options = {config.oracle.name: config.oracle.options}
+    own = Component(e.oracle, options.get(e.oracle, {})) if isinstance(e.oracle, str) else e.oracle
+    gold = GoldConfig(e.gold, options.get(e.gold, {})) if isinstance(e.gold, str) else e.gold
+    return replace(config, evaluation=replace(e, oracle=own, gold=gold))
+
+
+def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origins: Origins) -> None:
+    """Refuse a name that no oracle has, and an option that is neither a field of the section nor an option of
+    its oracle."""
+    if oracle.name not in BUILTIN:
+        ORACLES.refuse_unknown(oracle.name)
+    if not oracle.options:
+        return
+    takes = set() if oracle.name in BUILTIN else oracle_options(oracle.name)
+    for option in oracle.options:
+        if takes is not None and option not in takes:
+            valid = {f.name for f in dataclasses.fields(oracle)} | takes
+            raise unknown_field(
+                (*path, option),
+                valid,
+                origins,
+                f" of {oracle.name}",
+                unknown={option: oracle.options[option]},
+            )
+
+
+def _with_stop(config: Config) -> Config:
+    """Return the configuration with the default of `sampling.stop`. If `render.question` names a form, a
+    response then ends where the model would begin a further example of the form."""
+    if config.render.question is None or config.sampling.stop:
+        return config
+    return replace(config, sampling=replace(config.sampling, stop=FORMS[config.render.question].stop))
+
+
+def _with_responses(config: Config, objective: Objective) -> Config:
+    """Return the configuration. If the oracle is `recorded` and `prompts.responses` is empty, set it to the
+    names of the columns that TRL uses."""
+    if config.oracle.name != "recorded" or config.prompts.responses:
+        return config
+    names = ("chosen", "rejected") if objective.requires.feedback == "compare" else ("completion",)
+    return replace(config, prompts=replace(config.prompts, responses=names))
+
+
+def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
+    """If responses are recorded, set `algorithm.samples` to their number per prompt, and make the objective
+    again.
+
+    Args:
+        given: the names of the algorithm's options that the user set.
+
+    Raises:
+        ConfigError: the user set `algorithm.samples`, but not to this number.
+    """
+    config, samples = resolved.config, resolved.config.algorithm.options.get("samples")
+    recorded = len(config.prompts.responses)
+    if not recorded or samples is None or samples == recorded:
+        return resolved
+    if "samples" in given:
+        place = where(("algorithm", "samples"), resolved.origins)
+        raise ConfigError(
+            f"{place}: algorithm.samples is {samples}: prompts.responses names {recorded}, and nothing else "
+            "is learned from; remove it"
+        )
+    config = _with_options(config, "algorithm", {"samples": recorded})
+    return replace(resolved, config=config, objective=make_objective(config))
+
+
+def _with_schedules(resolved: Resolved) -> Config:
+    """Return the configuration. If a schedule falls and its length is not set, set the length:
+
+    * `learner.schedule_steps`: the number of optimiser steps in `stop.max_steps` steps of the run, without
+      those in which only the critic learns.
+    * `learner.critic_schedule_steps`: `learner.schedule_steps` if that was set, otherwise the number of
+      optimiser steps in `stop.max_steps` steps of the run.
+
+    Raises:
+        ConfigError: a schedule falls, and neither its length nor `stop.max_steps` is set.
+    """
+    config = resolved.config
+    learner, last = config.learner, config.stop.max_steps
+    has_critic = "critic" in resolved.requires.models
+
+    def length(of: str, schedule: str, given: int | None, skipped: int = 0) -> int | None:
+        if schedule == "constant" or given is not None:
+            return given
+        if last is None:
+            place = where(("learner", f"{of}schedule"), resolved.origins)
+            raise ConfigError(
+                f"{place}: a {schedule} schedule ends at a step; set learner.{of}schedule_steps, or "
+                "stop.max_steps"
+            )
+        return resolved.optimiser_steps(last) - resolved.optimiser_steps(skipped)
+
+    of_critic = None
+    critic_schedule = learner.critic_schedule or learner.schedule
+    if has_critic and critic_schedule != "constant":
+        given = learner.critic_schedule_steps or learner.schedule_steps
+        of_critic = length("critic_", critic_schedule, given)
+    steps = length("", learner.schedule, learner.schedule_steps, skipped=learner.critic_only_steps)
+    return replace(config, learner=replace(learner, schedule_steps=steps, critic_schedule_steps=of_critic))
+
+
+def _with_micro_batch(config: Config) -> Config:
+    """Return the configuration. If it limits neither the rows nor the tokens of a micro-batch, set
+    `learner.micro_batch_size` to 8."""
+    if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
+        return replace(config, learner=replace(config.learner, micro_batch_size=8))
+    return config
+
+
+def _with_options(config: Config, section: str, options: Mapping[str, object]) -> Config:
+    component = getattr(config, section)
+    parts: dict[str, Any] = {section: replace(component, options={**component.options, **options})}
+    return replace(config, **parts)

@@ -1,0 +1,220 @@
+"""A resolved configuration: every setting filled in, and the parts and numbers that follow from the settings.
+
+`resolve/resolve.py` makes one `Resolved` for each configuration and each process. Every function that makes a
+run reads it instead of computing the same values again. If a configuration is compared with that of an
+existing run, each of the two has a `Resolved` of its own.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
+from oat.config.load import Origins, blaming, to_yaml
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig
+from oat.control.alarms import GOLD
+from oat.control.silence import MISSING, WASTED
+from oat.engines.kind import EngineKind, Traits
+from oat.explore.base import Explorer
+from oat.explore.settings import FeaturesConfig, features_of
+from oat.learner.replay_buffer import optimiser_steps
+from oat.models.outlines import Outlines
+from oat.resolve.about import About, about
+from oat.resolve.parts import find_part, part_checks, run_facts, settings_of
+from oat.tracking.sinks import refuse_missing
+from oat.types import Plan, Requires
+from oat.types.budget import Budget
+from oat.types.part import Check
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """A configuration, and the values that follow from it.
+
+    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer, and computes all other
+    values again. So the new configuration may differ only in settings that neither the objective nor the
+    explorer reads.
+
+    Attributes:
+        config: the configuration with every default filled in.
+        origins: the place where each setting was set, for messages.
+        objective: the objective of the one run that is made with this object. It has a state, such as an
+            adapted weight of the KL, so a second run needs a new `Resolved`.
+        explorer: the explorer that the run calls.
+        outlines: the models without weights that were made so far.
+    """
+
+    config: Config
+    origins: Origins
+    objective: Objective
+    explorer: Explorer
+    outlines: Outlines = field(default_factory=Outlines)
+
+    def blame(self, field: str) -> AbstractContextManager[None]:
+        """Return a context in which errors say where `field` was set (`config.load.blaming`)."""
+        return blaming(self.config, self.origins, field)
+
+    @cached_property
+    def about(self) -> About:
+        return about(self.config)
+
+    def refuse_missing_sinks(self) -> None:
+        """Refuse sinks of metrics that cannot be made on this machine.
+
+        Raises:
+            ConfigError: the library or the file of a sink is missing.
+        """
+        refuse_missing(self.config.tracking, self.origins)
+
+    def without_wire(self) -> "Resolved":
+        """Return the same with `compute.serialise` off, so that boxes can be looked into."""
+        compute = replace(self.config.compute, serialise=False)
+        return replace(self, config=replace(self.config, compute=compute))
+
+    def as_yaml(self) -> str:
+        """Return every setting as YAML. `load_config` reads an equal configuration from this text."""
+        return to_yaml(self.config)
+
+    @property
+    def requires(self) -> Requires:
+        return self.objective.requires
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The objective's plan of the first step."""
+        return self.objective.plan(0)
+
+    @cached_property
+    def widened(self) -> Plan:
+        """The plan of the first step, as the explorer's `widen` returns it."""
+        return self.explorer.widen(self.plan)
+
+    @property
+    def most_rounds(self) -> int:
+        """Largest number of times that a step asks as many questions as its plan has. It is 1, or more with
+        `sampling.refill_rounds`."""
+        return 1 + self.config.sampling.refill_rounds
+
+    @cached_property
+    def engine(self) -> Traits:
+        """What the configured engine can do, and what it takes."""
+        return engine_traits(self.config)
+
+    @cached_property
+    def step(self) -> StepSettings:
+        return StepSettings.of(self.config.algorithm.options)
+
+    @cached_property
+    def part_checks(self) -> list[Check]:
+        """The checks that the parts make before the prompts and the oracle are known."""
+        return part_checks(self.config, replace(run_facts(self.config), slots=self.slots))
+
+    @cached_property
+    def evaluation_oracles(self) -> dict[str, OracleConfig | Component]:
+        return evaluation_oracles_of(self.config)
+
+    @cached_property
+    def budgets(self) -> dict[str, Budget]:
+        """The budgets, by the purpose of the questions: "train", and the purposes of `evaluation_budgets`."""
+        stop = self.config.stop
+        training = Budget(stop.max_queries, stop.max_tokens, stop.max_cost)
+        return {"train": training, **evaluation_budgets(self.config)}
+
+    @cached_property
+    def slots(self) -> frozenset[str]:
+        """The slots that the algorithm, the explorer or evaluations use. If the explorer needs an ensemble,
+        `ENSEMBLE` is among them."""
+        e = self.config.answering
+        evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
+        return frozenset({*self.requires.slots, *self.explorer.needs, *evaluated} - {"features"})
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Names of the models that the run has. The reference is among them if it computes the features that
+        the explorer reads."""
+        features = self.features
+        backbone = {"reference"} if features is not None and features.backbone == "reference" else set()
+        return frozenset({*self.requires.models, *self.slots, *backbone})
+
+    @cached_property
+    def features(self) -> FeaturesConfig | None:
+        """The settings of the features that the explorer reads; None if it reads none."""
+        return features_of(self.explorer)
+
+    @cached_property
+    def watched(self) -> frozenset[str]:
+        return watched_metrics(self.config, self.objective)
+
+    def last_step(self, prompts: int) -> int | None:
+        """Return the number of steps of the run; None if there is no limit. It is `stop.max_steps`, or fewer
+        if the prompts are used up earlier.
+
+        Args:
+            prompts: number of prompts of an epoch.
+        """
+        most, epochs = self.config.stop.max_steps, self.config.prompts.epochs
+        if epochs is None:
+            return most
+        left, step = prompts * epochs, 0
+        while left > 0 and (most is None or step < most):
+            left -= self.explorer.widen(self.objective.plan(step)).prompts
+            step += 1
+        return step
+
+    def optimiser_steps(self, steps: int) -> int:
+        """Return the number of optimiser steps planned for the first `steps` steps of the run together. An
+        objective may leave some of them out (`Objective.ends_passes`)."""
+        learner = self.config.learner
+        return optimiser_steps(
+            steps,
+            questions=self.widened.questions,
+            epochs=self.step.epochs,
+            of_a_step=self.step.minibatches,
+            config=learner.buffer,
+            most=learner.max_updates,
+        )
+
+
+def engine_traits(config: Config) -> Traits:
+    """Return what the engine of a configuration can do under its settings."""
+    kind: EngineKind = find_part(config, "engine", {})
+    return kind.traits(settings_of(config, "engine"))
+
+
+def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:
+    """Return the sections of the oracles that evaluations ask, by the purpose of the questions. The purposes
+    are "eval" and, if there is a second oracle, "gold"."""
+    if config.answering is None:
+        return {}
+    own, gold = config.answering.oracle, config.answering.gold
+    assert not isinstance(own, str), "resolve makes sections of names"
+    assert not isinstance(gold, str), "resolve makes sections of names"
+    return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
+
+
+def evaluation_budgets(config: Config) -> dict[str, Budget]:
+    """Return the budgets of evaluations, by the purpose of the questions: "eval" and "gold". Each budget is
+    for all evaluations of a run together."""
+    e = config.answering
+    if e is None:
+        return {}
+    gold = (
+        Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost)
+        if isinstance(e.gold, GoldConfig)
+        else Budget()
+    )
+    return {"eval": Budget(e.max_queries, e.max_tokens, e.max_cost), "gold": gold}
+
+
+def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
+    """Return the names of the metrics that alarms may watch: those of the objective, with these changes:
+
+    * If responses are recorded, metrics of responses and `kl/reference` are left out. Recorded responses say
+      nothing about the policy.
+    * If evaluations have a second oracle, its gold metric is added.
+    * If the algorithm reads answers, the shares of missing and of wasted answers are added.
+    """
+    unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
+    watched, e = objective.watched - unknown, config.answering
+    watched |= {MISSING, WASTED} if objective.reads_answers else set()
+    return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
