@@ -12,17 +12,25 @@ there is no difference, and no step or turn ends at the last token, nothing is e
 is no reward, and estimators do not compare it with the others.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.rows import ScoredRows
 from oat.algorithms.step_rewards import step_tokens, turn_tokens
+from oat.lazy import lazily
 from oat.types import Answer, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
+
 
 Credit = Literal["response", "steps", "turns"]
 _ROUNDING = 1e-6

@@ -1,16 +1,25 @@
 """The rows of a step for algorithms that learn from scores, and the models' values for them before the step's
 update."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, row_index
-from oat.functional.corrections import recorded_gap
+from oat.lazy import lazily
 from oat.types import Answer, Feedback, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
+
 
 Rows = tuple[Trajectory, ...]
 
@@ -129,7 +138,7 @@ class StartValues:
         kept_K = self.is_sampled_K
         if not self.are_policys or (len(kept_K) and not kept_K.any()):
             return {"logps/recomputed": 1.0}
-        mean, largest = recorded_gap(self.old_K[kept_K], self.recorded_K[kept_K])
+        mean, largest = F.corrections.recorded_gap(self.old_K[kept_K], self.recorded_K[kept_K])
         return {"logps/recomputed": 1.0, "logps/recorded_gap": mean, "logps/recorded_gap_max": largest}
 
 

@@ -22,17 +22,25 @@ Departures from the paper:
    one. The last step has all that is left.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from oat.algorithms.credit import Earned
 from oat.algorithms.rows import ScoredRows
 from oat.errors import ConfigError
-from oat.functional.values import monte_carlo_values
+from oat.lazy import lazily
 from oat.types import Branching, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True)
@@ -153,4 +161,4 @@ def _values(rewards_N: torch.Tensor, members: Sequence[Sequence[int]]) -> torch.
     most = max(map(len, members), default=0)
     index_SG = torch.tensor([[*each, *[-1] * (most - len(each))] for each in members], dtype=torch.long)
     index_SG = index_SG.reshape(len(members), most)
-    return monte_carlo_values(rewards_N[index_SG], index_SG >= 0)
+    return F.values.monte_carlo_values(rewards_N[index_SG], index_SG >= 0)
