@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.answering.learned import run_config
-from oat.config.settings import Config
+from oat.config.settings import Component, Config
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.explore.none import NoExploration
@@ -105,5 +105,5 @@ def _with(config: Config, **ensemble: Any) -> Explorer:
     """Make the explorer of a configuration with other settings of its ensemble."""
     options = config.explorer.options
     options = {**options, "ensemble": {**options["ensemble"], **ensemble}}
-    config = replace(config, explorer=replace(config.explorer, options=options))
+    config = replace(config, explorer=Component(config.explorer.name, options))
     return make_explorer(config, make_objective(config).requires)

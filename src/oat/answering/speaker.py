@@ -28,6 +28,7 @@ from oat.answering.learned import load_learned, run_config
 from oat.assemble.engine import pooling_of
 from oat.assemble.models import check_tokenizer, device_of
 from oat.assemble.run_inputs import make_renderer
+from oat.config.parts import settings_of
 from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.embedded import Embedded, torch_engine
 from oat.engines.torch import TorchEngine
@@ -39,7 +40,6 @@ from oat.models.beside import ADAPTER, is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_config, load_tokenizer
 from oat.models.lora import load_model
-from oat.resolve.parts import settings_of
 from oat.resolve.sampling import plain_sampling
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer

@@ -146,7 +146,7 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
         resolved,
         lms,
         make_renderer(config, lms["policy"], tokenizer),
-        make_batched(resolved),
+        make_batched(resolved.config, resolved.origins),
         seeds,
         scorer=scorer,
         features=features,

@@ -20,13 +20,13 @@ from oat.assemble.run_inputs import RunInputs
 from oat.assemble.same_inputs import inputs_sent
 from oat.config.compute_settings import ComputeConfig
 from oat.config.load import to_yaml
+from oat.config.part_names import REGISTRIES
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.config.stored import stored_config
 from oat.errors import ConfigError, many
 from oat.files import start
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files, travelling
-from oat.resolve.parts import REGISTRIES
 from oat.resolve.placement import placement_of
 from oat.resolve.resolved import Resolved
 from oat.runtime.clients import Clients

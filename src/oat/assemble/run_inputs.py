@@ -135,7 +135,7 @@ def gather_inputs(
         held_out = reader.held_out()
     with blame("evaluation.pairs"):
         pairs = reader.pairs()
-    environment = make_batched(resolved)
+    environment = make_batched(resolved.config, resolved.origins)
     with blame("oracle.name"):
         training, oracle = training_oracle(resolved)
         oracle.check_columns(prompts.columns, prompts.has_references)

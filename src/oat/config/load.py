@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from oat.config.flags import read_flags
-from oat.config.part_fields import PART_FIELDS
+from oat.config.part_names import fields_of_parts
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
 from oat.config.yaml_text import Loader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
@@ -150,11 +150,11 @@ def _lacking(path: tuple[str, ...], options: Mapping[str, Any], origins: Origins
     from oat.config.peers.table import is_peers
 
     if path == ("algorithm", "name"):
-        theirs = {name: options[name] for name in options if name not in PART_FIELDS["algorithm"]}
+        theirs = {name: options[name] for name in options if name not in fields_of_parts("algorithm")}
         own = {name: options[name] for name in options if name not in theirs}
         first = next((name for name in theirs if is_peers(f"algorithm.{name}")), None)
         if first is not None:
-            valid = ["name", *PART_FIELDS["algorithm"]]
+            valid = ["name", *fields_of_parts("algorithm")]
             return unknown_field(("algorithm", first), valid, origins, unknown=theirs, given=own)
     field = _dotted(path)
     return ConfigError(
@@ -308,7 +308,11 @@ def dump(config: Config) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            tree = {
+                f.name: plain(getattr(value, f.name))
+                for f in dataclasses.fields(value)
+                if f.compare  # a part has its settings in `options` too
+            }
             options = tree.pop("options", {})
             return {**tree, **options}
         if isinstance(value, tuple):

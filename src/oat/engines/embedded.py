@@ -24,9 +24,6 @@ class Embedded:
     """The kind `torch`; see `oat.engines.kind.EngineKind`."""
 
     Config = TorchEngineConfig
-    forks = ("max_rows", "cache_gb")
-    """They decide which rows are decoded together, and with it the last bits of logits. So they may not
-    change when a run is continued."""
     checks = staticmethod(torch_checks)
 
     @staticmethod

@@ -121,14 +121,9 @@ class Traits:
 
 
 class EngineKind(Protocol):
-    """A kind of engine, under its name in `plugins/registry.py`.
-
-    Attributes:
-        forks: names of settings that may change in a fork of a run.
-    """
+    """A kind of engine, under its name in `plugins/registry.py`."""
 
     Config: type[Any]
-    forks: Collection[str]
 
     @staticmethod
     def checks(config: Any, run: RunFacts) -> Iterable[Check]:

@@ -1,5 +1,5 @@
 """Functions that make a fork: a new run that begins with a checkpoint of another run. Some settings of a fork
-may differ from those of the other run (`FORKS` in `resolve/fixed.py`).
+may differ from those of the other run (`may_change` in `config/fields.py`).
 
 The fork's directory gets the checkpoint, the ledger as it was at the checkpoint, and the rows of metrics and
 samples until then. The other run is only read. `fork.json` is written first and records where the fork

@@ -21,7 +21,7 @@ from oat.assemble.late_checks import check_with_inputs
 from oat.assemble.run import build
 from oat.assemble.run_directory import Home
 from oat.assemble.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.config.stored import load_stored, with_given, write_stored
+from oat.config.stored import with_given, write_stored
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, LearnerLostError, warn
 from oat.files import seen, seen_from
@@ -35,10 +35,9 @@ from oat.models.loading import load_tokenizer
 from oat.opening.directory import hindrances, locked, make_directory, unclaim, unmake
 from oat.opening.fork import begin_fork, copy_state, find_origin, verify_origin
 from oat.opening.needed_trajectories import refuse_lost_trajectories
-from oat.resolve.fixed import as_stored, with_chosen
-from oat.resolve.resolve import resolve
+from oat.resolve.fixed import as_stored, resolve_stored, with_chosen
+from oat.resolve.oracles import shows_groups
 from oat.resolve.resolved import Resolved
-from oat.resolve.whole_groups import shows_groups
 from oat.rundir.checkpoint_files import saved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
@@ -295,7 +294,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
         if file.exists() or origin is not None:
             file = file if origin is None else origin.run / "config.yaml"
             refuse_removed(file.parent)
-            stored = resolve(load_stored(file)[0], {})
+            stored = resolve_stored(file, resolved)
             resolved = as_stored(resolved, stored, file, is_fork=origin is not None)
         elif names := hindrances(directory):
             raise in_the_way(directory, names)
@@ -316,7 +315,7 @@ def _refuse_mistakes(resolved: Resolved) -> None:
 
 def _chosen(resolved: Resolved) -> Resolved:
     """Return the configuration with the defaults of new runs in two fields that are open. Where a run's own
-    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` is open
+    configuration lacks them, an earlier version began the run (`Said.earlier`). `oracle.whole_groups` is open
     if no reward function reads it."""
     render, oracle = resolved.config.render, resolved.config.oracle
     if render.special_tokens is None:

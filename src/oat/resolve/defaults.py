@@ -6,11 +6,10 @@ sets neither, it makes one pass over its prompts.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from oat.config.part_names import REGISTRIES
 from oat.resolve.model_starts import has_own_reference
-from oat.resolve.parts import REGISTRIES, part_defaults
 from oat.resolve.resolved import Resolved
 
 
@@ -65,13 +64,10 @@ def _of_samples(resolved: Resolved) -> Iterator[_Default]:
 
 def _of_part(resolved: Resolved, section: str) -> Iterator[_Default]:
     """Yield the defaults that the part of a section, such as the algorithm, gives to settings left open."""
-    config, origins = resolved.config, resolved.origins
-    part = getattr(config, section)
-    given = {name: value for name, value in part.options.items() if (section, name) in origins}
-    parts: dict[str, Any] = {section: replace(part, options=given)}
-    as_given = replace(config, **parts)
-    for name, default in part_defaults(as_given, section, origins).items():
-        yield _Default(f"{section}.{name}", True, part.options[name], default.source)
+    part = getattr(resolved.config, section)
+    for field, source in resolved.derived.items():
+        if field.startswith(f"{section}."):
+            yield _Default(field, True, part.options[field.partition(".")[2]], source)
 
 
 def _of_the_others(resolved: Resolved) -> Iterator[_Default]:

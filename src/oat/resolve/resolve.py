@@ -5,13 +5,16 @@ This step needs only the configuration. Before it, `config/load.py` checks each 
 `assemble/run_inputs.py` and `assemble/run.py` make the checks that need the model or the data.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from oat.algorithms.base import Objective
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
+from oat.config.part_names import REGISTRIES
+from oat.config.parts import filled, find_part, settings_of, with_settings
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
@@ -25,9 +28,10 @@ from oat.plugins.registry import EXPLORERS, ORACLES
 from oat.resolve.cross_checks.all_sections import check_settings
 from oat.resolve.environment import with_environment
 from oat.resolve.explorers import GuardedExplorer
-from oat.resolve.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
+from oat.resolve.oracles import evaluation_oracles_of
+from oat.resolve.parts import part_defaults
 from oat.resolve.placement import placement_of
-from oat.resolve.resolved import Resolved, engine_traits, evaluation_oracles_of
+from oat.resolve.resolved import Resolved, engine_traits
 from oat.text.question_forms import FORMS
 from oat.tracking.sinks import with_sinks
 from oat.types import Requires
@@ -44,17 +48,8 @@ def resolve(config: Config, origins: Origins) -> Resolved:
         with blaming(config, origins, f"model.{field}"):
             refuse_misplaced(getattr(config.model, field), origins)
     config = _with_actors(_with_adapter(config, origins), origins)
-    found = {"algorithm": find_part(config, "algorithm", origins)}
-    if ":" in config.explorer.name:  # a user's explorer is loaded before the settings of any part are checked
-        found["explorer"] = find_part(config, "explorer", origins)
-    parts: dict[str, Any] = {}
-    for section in REGISTRIES:
-        part = found.get(section) or find_part(config, section, origins)
-        with blaming(config, origins, section):
-            parts[section] = with_options(config, section, part, origins)
-    given = set(config.algorithm.options)
-    config = with_environment(config, origins)
-    config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
+    config = with_environment(with_settings(config, origins), origins)
+    config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins)))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {
         f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge
@@ -63,22 +58,25 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     for section, judge in named.items():
         with blaming(config, origins, f"{section}.name"):
             _check_oracle(tuple(section.split(".")), judge, origins)
+    derived: dict[str, str] = {}
     for section in REGISTRIES:
-        derived = part_defaults(config, section, origins)
-        config = _with_options(config, section, {name: default.value for name, default in derived.items()})
+        own = part_defaults(config, section, origins)
+        config = _with_options(config, section, {name: default.value for name, default in own.items()})
+        derived |= {f"{section}.{name}": default.source for name, default in own.items()}
     objective = make_objective(config)
     config = _with_responses(_with_stop(config), objective)
     with blaming(config, origins, "explorer.name"):
         built = make_explorer(config, objective.requires)
-    resolved = Resolved(config, origins, objective, built)
+    resolved = Resolved(config, origins, objective, built, derived)
     check_settings(resolved)
-    resolved = _with_samples(resolved, given)
+    resolved = _with_samples(resolved)
     return replace(resolved, config=_with_micro_batch(_with_schedules(resolved)))
 
 
 def make_objective(config: Config) -> Objective:
     """Make the objective of a configuration in which all settings of the parts are filled in."""
-    objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
+    cls, settings = find_part(config, "algorithm", {}), settings_of(config, "algorithm")
+    objective: Objective = cls(_own(config.algorithm.name, settings))
     is_engines_old = engine_traits(config).capabilities.recorded_is_old
     objective.recorded_is_old = config.learner.autocast is None and is_engines_old
     return objective
@@ -96,8 +94,8 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
     cls: Callable[..., Explorer] = find_part(config, "explorer", {})
-    given = [settings_of(config, "explorer")] if hasattr(cls, "Config") else []
     name = config.explorer.name
+    given = [_own(name, settings_of(config, "explorer"))] if hasattr(cls, "Config") else []
     with guarded(
         name,
         lambda what: ConfigError(
@@ -106,6 +104,11 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     ):
         explorer = cls(requires.feedback, *given)
     return explorer if name in EXPLORERS else GuardedExplorer(explorer, requires.feedback, name)
+
+
+def _own(name: str, settings: Any) -> Any:
+    """Return the settings that a part gets. A user's part gets a copy, which it may change."""
+    return copy.deepcopy(settings) if ":" in name else settings
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
@@ -201,12 +204,9 @@ def _with_responses(config: Config, objective: Objective) -> Config:
     return replace(config, prompts=replace(config.prompts, responses=names))
 
 
-def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
+def _with_samples(resolved: Resolved) -> Resolved:
     """If responses are recorded, set `algorithm.samples` to their number per prompt, and make the objective
     again.
-
-    Args:
-        given: the names of the algorithm's options that the user set.
 
     Raises:
         ConfigError: the user set `algorithm.samples`, but not to this number.
@@ -215,7 +215,7 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
     recorded = len(config.prompts.responses)
     if not recorded or samples is None or samples == recorded:
         return resolved
-    if "samples" in given:
+    if ("algorithm", "samples") in resolved.origins:
         place = where(("algorithm", "samples"), resolved.origins)
         raise ConfigError(
             f"{place}: algorithm.samples is {samples}: prompts.responses names {recorded}, and nothing else "
@@ -269,6 +269,5 @@ def _with_micro_batch(config: Config) -> Config:
 
 
 def _with_options(config: Config, section: str, options: Mapping[str, object]) -> Config:
-    component = getattr(config, section)
-    parts: dict[str, Any] = {section: replace(component, options={**component.options, **options})}
+    parts: dict[str, Any] = {section: filled(getattr(config, section), options)} if options else {}
     return replace(config, **parts)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oat.config.part_fields import READERS
+from oat.config import part_names
 from oat.config.peers.adapters import SECTION
 from oat.plugins.registry import ALGORITHMS
 
@@ -276,7 +276,12 @@ def peer_of(names: Iterable[str]) -> str:
 def is_peers(setting: str) -> bool:
     """Return True if a field of our section `algorithm` is none of ours, and a table has it: verl's."""
     section, _, name = setting.partition(".")
-    return section == "algorithm" and name != "name" and name not in READERS and is_listed(setting.split("."))
+    return (
+        section == "algorithm"
+        and name != "name"
+        and not part_names.readers_of(name)
+        and is_listed(setting.split("."))
+    )
 
 
 def names() -> Iterable[str]:
@@ -303,7 +308,7 @@ def family_of(algorithm: str | None) -> str | None:
 def readers_of(setting: str) -> tuple[str, ...]:
     """Return our algorithms that read a setting of the section `algorithm`; empty: it is no such setting."""
     section, _, field = setting.partition(".")
-    return READERS.get(field, ()) if section == "algorithm" else ()
+    return part_names.readers_of(field) if section == "algorithm" else ()
 
 
 def is_read(setting: str, algorithm: str | None) -> bool:

@@ -1,12 +1,22 @@
-"""Whether a run has a reward function that may read whole groups of responses (`oracle.whole_groups`)."""
+"""The oracles that a configuration names."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from oat.config.settings import Config
+from oat.config.settings import Component, Config, OracleConfig
 from oat.errors import OatError
 from oat.oracles.make import is_shown_groups
-from oat.resolve.resolved import evaluation_oracles_of
+
+
+def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:
+    """Return the sections of the oracles that evaluations ask, by the purpose of the questions. The purposes
+    are "eval" and, if there is a second oracle, "gold"."""
+    if config.answering is None:
+        return {}
+    own, gold = config.answering.oracle, config.answering.gold
+    assert not isinstance(own, str), "resolve makes sections of names"
+    assert not isinstance(gold, str), "resolve makes sections of names"
+    return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
 
 
 def shows_groups(config: Config) -> bool:
