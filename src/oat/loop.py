@@ -240,7 +240,7 @@ def learn(run: Run, row: Row) -> None:
         for objective in run.objectives:
             generator = run.seeds.at("prepare", objective.name, row.step)
             batch = prepared(objective, feedback, run.learner.forward, generator)
-            row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
+            row.metrics.add(run.learner.update(objective, run.buffer.split(objective, batch, feedback)))
             used = used or used_advantages(batch, row.taken.items)
         nothing = [[None] * len(item.question.picks) for item in row.taken.items]
         run.tracking.advantages(row.number, used or nothing)
@@ -328,7 +328,7 @@ def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
     with clock(row.later, "time/save_s"):
         save(run, row.number, states(run), metrics=row.metrics.values, is_last=is_last)
     if run.checkpoints.oldest is not None:
-        run.ledger.drop(run.buffer.reach(run.checkpoints.oldest))
+        run.ledger.drop(run.buffer.oldest_needed(run.checkpoints.oldest))
 
 
 def evaluation_metrics(
