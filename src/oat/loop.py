@@ -116,138 +116,115 @@ def train(run: Run, report: Report) -> str:
 
 @dataclass(eq=False)
 class Row:
-    """A row of metrics, and what the loop knows of the step before it.
+    """A row of metrics that is not written yet.
 
     Attributes:
         number: number of the row, which is the number of steps done before the row is written.
         metrics: the metrics that are known so far.
-        is_closed: True if the row was written before the loop began.
-        feedback: the feedback that the step learned from; None in row 0, and until the step has taken its
-            answers.
-        is_rolled_back: True if an alarm restored the learned parts from a checkpoint.
-        is_evaluated: True if an evaluation was due.
-        later: metrics of the next row that are measured before the next step begins, such as `time/save_s`.
     """
 
     number: int
     metrics: Metrics = field(default_factory=Metrics)
-    is_closed: bool = False
-    feedback: Feedback | None = None
-    is_rolled_back: bool = False
-    is_evaluated: bool = False
-    later: Metrics = field(default_factory=Metrics)
 
     @property
     def step(self) -> int:
         """The step that the row closes. It is also the version of the policy with which that step begins."""
         return self.number - 1
 
-    @property
-    def taken(self) -> Feedback:
-        assert self.feedback is not None, "a step has taken its answers before anything asks for them"
-        return self.feedback
-
-    @property
-    def next(self) -> "Row":
-        return Row(self.number + 1, self.later)
-
 
 def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
-    After its last step a run evaluates and saves, even if that is not due. Whether a step is the last one is
-    known only after it has learned. So each turn of the loop first finishes the previous step (evaluation,
-    row of metrics, checkpoint), and then takes the next step.
+    Each turn of the loop takes one step and writes the row that closes it. Whether a step is the last one is
+    known only after it has learned. After its last step a run evaluates and saves, even if that is not due.
     """
-    row = begin(run, report)
-    while True:
-        reason = (
-            run.alarms.ended
-            or run.stop.reason(row.number, run.ledger.spent_before(row.number))
-            or run.collector.ended
-        )
-        if not row.is_closed:
-            reason = reason or run.stop.note(row.metrics.values)
-            evaluate(run, row, is_last=reason is not None)
-            reason = reason or run.stop.note(row.metrics.values)
-            write_row(run, row)
-            checkpoint(run, row, is_last=reason is not None)
-            report(row.number, row.metrics.values)
-        if reason is not None:
-            return reason
-        row = row.next
-        with clock(row.metrics, "time/step_s"):
-            with clock(row.metrics, "time/sample_s"), or_saved(run, row.step):
-                fill(run, row)
-                take(run, row)
-            learn(run, row)
-            react_to_alarms(run, row)
-            publish_weights(run, row)
-        count(run, row)
+    row, feedback = begin(run, report)
+    reason = reason_to_end(run, row.step) if feedback is None else None
+    while reason is None:
+        if feedback is None:  # otherwise an earlier process has learned this step, but not written its row
+            with clock(row.metrics, "time/step_s"):
+                with clock(row.metrics, "time/sample_s"), or_saved(run, row.step):
+                    row.metrics.add(fill(run, row.step))
+                    feedback = take(run, row.step)
+                learn(run, row, feedback)
+                is_rolled_back = react_to_alarms(run, row)
+                publish_weights(run, row, is_due=is_rolled_back or run.weights.due(row.step))
+            count(run, row)
+        reason = reason_to_end(run, row.number) or run.stop.note(row.metrics.values)
+        is_evaluated = evaluate(run, row, feedback, is_last=reason is not None)
+        reason = reason or run.stop.note(row.metrics.values)
+        write_row(run, row, feedback, is_evaluated=is_evaluated)
+        later = checkpoint(run, row, is_last=reason is not None)
+        report(row.number, row.metrics.values)
+        row, feedback = Row(row.number + 1, later), None
+    return reason
 
 
-def begin(run: Run, report: Report) -> Row:
+def begin(run: Run, report: Report) -> tuple[Row, Feedback | None]:
     """Restore the newest checkpoint, if there is one. If there is none, or it is that of step 0, write row 0.
 
     Returns:
-        The newest row. If its checkpoint was saved before the row was written, `is_closed` is False, and the
-        loop writes the row.
+        The row to write next, and the feedback of its step if an earlier process has learned that step;
+        otherwise None.
     """
     number, known = restore(run)
     run.tracking.open(number, is_closed=known is None)
     if run.alarms.begin(number) and number == 0:
         save(run, number, states(run), is_last=False)
-    row = Row(number, is_closed=known is None)
     if known is not None:
+        row = Row(number)
         row.metrics.add(known)
-        take(run, row)
-    elif number == 0:
-        write_first_row(run, row, report)
-    return row
+        return row, take(run, row.step)
+    if number == 0:
+        write_first_row(run, report)
+    return Row(number + 1), None
 
 
-def write_first_row(run: Run, row: Row, report: Report) -> None:
+def write_first_row(run: Run, report: Report) -> None:
     """Write row 0, the start. If the run has evaluations, the row has the metrics of one."""
+    row = Row(0)
     with run.interruption.at_once():
-        row.is_evaluated = run.evaluation is not None
         if run.evaluation is not None:
             row.metrics.add(evaluation_metrics(run, run.evaluation, row.number).values)
     row.metrics.add(run.start)
-    write_row(run, row)
+    write_row(run, row, is_evaluated=run.evaluation is not None)
     report(row.number, row.metrics.values)
 
 
-def fill(run: Run, row: Row) -> None:
-    """Let the collector sample and ask until the step's questions are on disk."""
-    row.metrics.add(run.collector.fill(row.step, run.plans(row.step)))
+def reason_to_end(run: Run, number: int) -> str | None:
+    """Return the reason why the run ends after `number` steps, whatever their metrics are; None if it goes
+    on."""
+    return run.alarms.ended or run.stop.reason(number, run.ledger.spent_before(number)) or run.collector.ended
 
 
-def take(run: Run, row: Row) -> None:
-    """Take the answers that the step learns from. The ledger records the take before it returns the
-    answers."""
-    row.feedback = run.ledger.take_feedback(
-        row.step, run.plans(row.step).questions, is_usable=run.collector.is_usable
-    )
+def fill(run: Run, step: int) -> Mapping[str, float]:
+    """Let the collector sample and ask until the step's questions are on disk. Return metrics of sampling."""
+    return run.collector.fill(step, run.plans(step))
 
 
-def learn(run: Run, row: Row) -> None:
+def take(run: Run, step: int) -> Feedback:
+    """Return the answers that the step learns from. The ledger records the take before it returns them."""
+    return run.ledger.take_feedback(step, run.plans(step).questions, is_usable=run.collector.is_usable)
+
+
+def learn(run: Run, row: Row, feedback: Feedback) -> None:
     """For each objective, prepare a batch and let the learner update the models on it. Write the advantages
     of the step's responses: those of the first objective that has any."""
     with clock(row.metrics, "time/learn_s"):
-        feedback = run.buffer.fill(row.taken)
-        row.metrics.add({**step_metrics(row.taken), **run.collector.metrics(row.taken)})
+        learned = run.buffer.fill(feedback)
+        row.metrics.add({**step_metrics(feedback), **run.collector.metrics(feedback)})
         used = None
         for objective in run.objectives:
             generator = run.seeds.at("prepare", objective.name, row.step)
-            batch = prepared(objective, feedback, run.learner.forward, generator)
-            row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
-            used = used or used_advantages(batch, row.taken.items)
-        nothing = [[None] * len(item.question.picks) for item in row.taken.items]
+            batch = prepared(objective, learned, run.learner.forward, generator)
+            row.metrics.add(run.learner.update(objective, run.buffer.split(objective, batch, learned)))
+            used = used or used_advantages(batch, feedback.items)
+        nothing = [[None] * len(item.question.picks) for item in feedback.items]
         run.tracking.advantages(row.number, used or nothing)
     warn_of_gap(row.metrics.values)
-    row.metrics.add({**missing(row.taken.asked), **run.buffer.metrics(feedback)})
+    row.metrics.add({**missing(feedback.asked), **run.buffer.metrics(learned)})
     if run.collector.is_usable is not None:
-        row.metrics.add(refill_metrics(row.taken, run.collector.is_usable))
+        row.metrics.add(refill_metrics(feedback, run.collector.is_usable))
 
 
 def warn_of_gap(values: Mapping[str, float]) -> None:
@@ -262,27 +239,30 @@ def warn_of_gap(values: Mapping[str, float]) -> None:
         )
 
 
-def react_to_alarms(run: Run, row: Row) -> None:
+def react_to_alarms(run: Run, row: Row) -> bool:
     """Check the step's metrics against the alarms. If an alarm calls for a roll back, restore the learned
-    parts (`LEARNED`) from a checkpoint."""
+    parts (`LEARNED`) from a checkpoint, and return True."""
     back = run.alarms.check(row.number, row.metrics.values, is_saved=run.checkpoints.due(row.step))
     if back is not None:
         run.alarms.back, tensors, plain = run.checkpoints.load_back(back)
-        take_up(run, [part for part in run.parts if part in LEARNED], tensors, plain)
-    row.is_rolled_back = back is not None
-    row.metrics.add({"alarms/raised": run.alarms.raised, "alarms/rolled_back": row.is_rolled_back})
+        load_states(run, [part for part in run.parts if part in LEARNED], tensors, plain)
+    is_rolled_back = back is not None
+    row.metrics.add({"alarms/raised": run.alarms.raised, "alarms/rolled_back": is_rolled_back})
+    return is_rolled_back
 
 
-def publish_weights(run: Run, row: Row) -> None:
+def publish_weights(run: Run, row: Row, *, is_due: bool) -> None:
     """Load the learner's weights into the slots of engines.
 
-    If a transfer is due or the weights were rolled back, load the policy into `sampler` and the ensemble's
-    networks into `ensemble`. If the reference has changed, load it into `reference`.
+    If a transfer is due, load the policy into `sampler` and the ensemble's networks into `ensemble`. If the
+    reference has changed, load it into `reference`.
 
     If a process is lost for good, or a signal ends the run, save the state in which these weights are still
     to be loaded.
+
+    Args:
+        is_due: True if the sampler gets new weights after this step, or the weights were rolled back.
     """
-    is_due = row.is_rolled_back or run.weights.due(row.step)
     if is_due:
         run.weights.take(run.learner, version=row.number)
     try:
@@ -303,32 +283,42 @@ def count(run: Run, row: Row) -> None:
     row.metrics.add({"weights/version": run.weights.sampler_version})
 
 
-def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
-    """Evaluate the new weights if an evaluation is due or the run ends."""
+def evaluate(run: Run, row: Row, feedback: Feedback, *, is_last: bool) -> bool:
+    """If an evaluation is due or the run ends, evaluate the new weights, and return True."""
     with or_saved(run, row.number, row.metrics.values):
         evaluation = run.evaluation
-        if evaluation is not None and (is_last or evaluation.due(row.number, row.taken.queries)):
-            row.is_evaluated = True
-            row.metrics.add(evaluation_metrics(run, evaluation, row.number, row.feedback).values)
+        if evaluation is None or not (is_last or evaluation.due(row.number, feedback.queries)):
+            return False
+        row.metrics.add(evaluation_metrics(run, evaluation, row.number, feedback).values)
+        return True
 
 
-def write_row(run: Run, row: Row) -> None:
-    """Write the row. If versions of oracles have changed, the row also has the number of changes so far."""
-    changes = run.ledger.changes(row.number, is_evaluated=row.is_evaluated)
+def write_row(run: Run, row: Row, feedback: Feedback | None = None, *, is_evaluated: bool) -> None:
+    """Write the row. If versions of oracles have changed, the row also has the number of changes so far.
+
+    Args:
+        feedback: the feedback that the row's step learned from; None for row 0.
+    """
+    changes = run.ledger.changes(row.number, is_evaluated=is_evaluated)
     if changes:
         row.metrics.add({"oracle/changes": changes})
-    run.tracking.row(row.number, row.metrics.values, row.feedback)
+    run.tracking.row(row.number, row.metrics.values, feedback)
 
 
-def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
+def checkpoint(run: Run, row: Row, *, is_last: bool) -> Metrics:
     """Save the state after the row if a checkpoint is due or the run ends. Then let the ledger drop the
-    trajectories that no checkpoint on disk needs."""
-    if not (run.checkpoints.due(row.number) or is_last):
-        return
-    with clock(row.later, "time/save_s"):
-        save(run, row.number, states(run), metrics=row.metrics.values, is_last=is_last)
-    if run.checkpoints.oldest is not None:
-        run.ledger.drop(run.buffer.reach(run.checkpoints.oldest))
+    trajectories that no checkpoint on disk needs.
+
+    Returns:
+        The time of the save. The row is already written, so the next row has this metric.
+    """
+    later = Metrics()
+    if run.checkpoints.due(row.number) or is_last:
+        with clock(later, "time/save_s"):
+            save(run, row.number, states(run), metrics=row.metrics.values, is_last=is_last)
+        if run.checkpoints.oldest is not None:
+            run.ledger.drop(run.buffer.oldest_needed(run.checkpoints.oldest))
+    return later
 
 
 def evaluation_metrics(
@@ -432,12 +422,13 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     if loaded is not None:
         step, tensors, plain = loaded
         row = plain.pop(ROW, None)
-        take_up(run, [part for part in run.parts if part in plain], tensors, plain)  # a fork may add parts
+        stored = [part for part in run.parts if part in plain]  # a fork may add parts
+        load_states(run, stored, tensors, plain)
     run.weights.restore(run.learner)
     return step, row
 
 
-def take_up(
+def load_states(
     run: Run,
     parts: Iterable[str],
     tensors: Mapping[str, torch.Tensor],

@@ -222,13 +222,13 @@ class Buffer(Protocol):
     def fill(self, feedback: Feedback) -> Feedback:
         """Return a step's feedback together with the older feedback that the step learns from again."""
 
-    def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
+    def split(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
         """Return `batch`, which the objective prepared of `feedback`. If `feedback` has questions of earlier
         steps and the objective learns from them, the returned batch has more mini-batches."""
 
     def metrics(self, feedback: Feedback) -> Mapping[str, float]: ...
 
-    def reach(self, step: int) -> int:
+    def oldest_needed(self, step: int) -> int:
         """Return the oldest step whose feedback this step or a later step learns from."""
 
 

@@ -39,7 +39,7 @@ MOMENTS = {
     "before the start is saved": Moment("oat.rundir.checkpoints:Checkpoints._publish", 1),
     "the start saved, no row written": Moment("oat.tracking.files:Tracking.row", 1),
     "before the alarm is raised": Moment("oat.loop:react_to_alarms", 5),
-    "raised, nothing taken back": Moment("oat.loop:take_up", 1),
+    "raised, nothing taken back": Moment("oat.loop:load_states", 1),
     "taken back, the sampler not": Moment("oat.runtime.weights:Weights.load", 6),
     "the sampler too, the row not evaluated": Moment("oat.runtime.weights:Weights.load", 6, after=True),
     "in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._sample", 3),
@@ -53,7 +53,7 @@ MOMENTS = {
     "told to end between two checkpoints, before the alarm": Moment(
         "oat.collector:Collector.fill", 4, signals=TERM
     ),
-    "told to end while the alarm is raised": Moment("oat.loop:take_up", 1, signals=TERM),
+    "told to end while the alarm is raised": Moment("oat.loop:load_states", 1, signals=TERM),
     "told to end in the row's evaluation": Moment(
         "oat.evaluation.evaluation:Evaluation._sample", 3, signals=TERM
     ),
@@ -64,7 +64,7 @@ MOMENTS = {
     "told to end, with a lagging copy": Moment(
         "oat.collector:Collector.fill", 8, signals=TERM, algorithm="dpo", flags=AHEAD
     ),
-    "over the wire": Moment("oat.loop:take_up", 1, after=True, flags=WIRE),
+    "over the wire": Moment("oat.loop:load_states", 1, after=True, flags=WIRE),
 }
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
     assert [row["optim/steps"] for row in rows[1:]] == [1, 2, 3, 4, 5, 1, 2, 1]
     expected = digest_run(tmp_path / "unbroken")
     for place, call in (
-        ("oat.loop:take_up", 2),
+        ("oat.loop:load_states", 2),
         ("oat.tracking.files:Tracking.row", 1),
         ("oat.rundir.checkpoints:Checkpoints._prune", 1),
         ("oat.loop:react_to_alarms", 4),

@@ -82,8 +82,8 @@ def test_steps_that_took_little_leave_room() -> None:
 
 
 def test_no_later_step_reads_what_is_given_up() -> None:
-    """For any sizes of takes, no step from `begin` on reads a take before `reach(begin)`. So these takes may
-    be dropped."""
+    """For any sizes of takes, no step from `begin` on reads a take before `oldest_needed(begin)`. So these
+    takes may be dropped."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         takes = takes_of(*generator.integers(0, 4, 12))
@@ -92,10 +92,10 @@ def test_no_later_step_reads_what_is_given_up() -> None:
         )
         buffer = Buffer(takes, config, 3)
         for begin in range(12):
-            reach, takes.read = buffer.reach(begin), []
+            oldest, takes.read = buffer.oldest_needed(begin), []
             for step in range(begin, 12):
                 buffer.fill(Feedback(step, takes.items[step], 0))
-            assert reach <= min([begin, *takes.read])
+            assert oldest <= min([begin, *takes.read])
 
 
 def test_mini_batches_and_steps_by_hand() -> None:

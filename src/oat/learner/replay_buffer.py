@@ -6,8 +6,9 @@ total number. If there are more, the oldest are left out. So recorded feedback a
 a step learns from, even after a kill, a replay, a fork or a roll back. `prepare` computes again everything
 that depends on weights, such as log-probabilities under the reference.
 
-Older trajectories are read and decoded again at every step. `reach` returns the first step whose trajectories
-are still needed. The size counts questions, not pairs with a winner, so it does not depend on answers.
+Older trajectories are read and decoded again at every step. `oldest_needed` returns the first step whose
+trajectories are still needed. The size counts questions, not pairs with a winner, so it does not depend on
+answers.
 
 A learning rate suits one size of mini-batch. So while the buffer fills, a pass gets more mini-batches, not
 larger ones. The learner limits the number of optimiser steps (`learner.max_updates`).
@@ -61,7 +62,7 @@ class Buffer:
             older = [*self.takes.taken(step), *older]
         return replace(feedback, older=tuple(older[len(older) - room :] if len(older) > room else older))
 
-    def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
+    def split(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
         """Return an objective's batch, cut into mini-batches for this feedback. If the feedback has older
         items and the objective learns from them, the batch gets more mini-batches, not larger ones
         (`minibatches`)."""
@@ -79,12 +80,12 @@ class Buffer:
         ages = [feedback.step - item.question.key.step for item in feedback.learned]
         return {"buffer/questions": float(len(ages)), "buffer/age": sum(ages) / max(1, len(ages))}
 
-    def reach(self, step: int) -> int:
+    def oldest_needed(self, step: int) -> int:
         """Return the oldest step from whose feedback the run may still learn, in step `step` or later."""
-        return reach(self.config, step, self.takes.num_taken)
+        return oldest_needed(self.config, step, self.takes.num_taken)
 
 
-def reach(config: BufferConfig | None, step: int, num_taken: Callable[[int], int]) -> int:
+def oldest_needed(config: BufferConfig | None, step: int, num_taken: Callable[[int], int]) -> int:
     """Return the oldest step from whose feedback a run may still learn, in step `step` or later.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oat.config.settings import Config
 from oat.errors import LedgerError, many
-from oat.learner.replay_buffer import reach
+from oat.learner.replay_buffer import oldest_needed
 from oat.ledger.reader import Reader
 from oat.ledger.trajectory_files import TrajectoryFiles
 from oat.loop import ROW
@@ -41,7 +41,7 @@ def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = N
     name, state = newest_state(run_dir / "checkpoints", step) or ("", {})
     begin = place_of(name)[0] if name else 0
     with closing(Reader(path, at_a_glance=True)) as store:
-        first = reach(config.learner.buffer, begin, partial(store.num_taken, "train"))
+        first = oldest_needed(config.learner.buffer, begin, partial(store.num_taken, "train"))
         since = first - (ROW in state)  # an unfinished row is about the step before it
         lost = store.lost(since, math.inf if step is None else step)
     if lost:
