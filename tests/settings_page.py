@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from oat.config.fields import UNSAID, Said, said, said_at, within
 from oat.config.settings import Component, Config, SinkConfig, SourceConfig
 from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
@@ -29,7 +30,11 @@ The sections `algorithm`, `oracle`, `engine` and `explorer` choose a part by the
 the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer. Such a
 section may also be the name alone, as in `algorithm: grpo` or `--algorithm grpo`; `model` and `prompts` may
 be their `path` alone.
+
+"May change" says whether a run can be continued with another value (`yes`), or only forked with one (`in a
+fork`). A setting that nothing in the run reads is refused.
 """
+MAY_CHANGE = {"never": "no", "fork": "in a fork", "always": "yes"}
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
 
 
@@ -61,39 +66,58 @@ def documented(cls: type) -> dict[str, str]:
     return found
 
 
-def table(cls: type) -> list[str]:
+def table(cls: type, section: str = "") -> list[str]:
+    """Return the table of a class of settings.
+
+    Args:
+        section: its dotted name; of a part's settings, the section that names the part.
+    """
     hints, texts = typing.get_type_hints(cls), documented(cls)
-    lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+    above = said_at(Config, section.split(".") if section else [], Said(None, "never"))
+    lines = ["| field | type | default | may change | meaning |", "| --- | --- | --- | --- | --- |"]
     for f in dataclasses.fields(cls):
         nested = any(
             dataclasses.is_dataclass(kind) for kind in (hints[f.name], *typing.get_args(hints[f.name]))
         )
         if f.name == "options" or (nested and f.name not in texts):
             continue
-        cells = [f"`{f.name}`", _type(hints[f.name]), _default(f), texts.get(f.name, "")]
+        own = within(said(f), above)
+        text = texts.get(f.name, "")
+        if own.read_if is not None and said(f).read_if is not UNSAID:
+            text += f" Read only if {own.read_if.words}."
+        change = "" if nested else MAY_CHANGE[own.may_change]
+        cells = [f"`{f.name}`", _type(hints[f.name]), _default(f), change, text.strip()]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
+
+
+def _condition(section: str) -> list[str]:
+    """Return the line that says when the settings of a section are read."""
+    found = said_at(Config, section.split(".")).read_if
+    return (
+        [] if found in (None, UNSAID) else [f"Where a field says nothing else, read only if {found.words}.\n"]
+    )
 
 
 def page() -> str:
     parts = [INTRODUCTION, "## At the top\n", *table(Config), ""]
     for name, cls in sections(Config)[1:]:
-        parts += [f"## {name}\n", *table(cls), ""]
+        parts += [f"## {name}\n", *_condition(name), *table(cls, name), ""]
         if name == "prompts":
-            parts += ["## prompts.path: an entry of the list\n", *table(SourceConfig), ""]
+            parts += ["## prompts.path: an entry of the list\n", *table(SourceConfig, "prompts"), ""]
     for name, engine in ENGINES.items():
-        parts += [f"## engine: {name}\n", *table(engine.Config), ""]
-    parts += ["## tracking.sinks\n", *table(SinkConfig), ""]
+        parts += [f"## engine: {name}\n", *table(engine.Config, "engine"), ""]
+    parts += ["## tracking.sinks\n", *table(SinkConfig, "tracking"), ""]
     for name in SINKS:
         if name != FILES and dataclasses.fields(SINKS[name].Config):
-            parts += [f"## tracking.sinks: {name}\n", *table(SINKS[name].Config), ""]
+            parts += [f"## tracking.sinks: {name}\n", *table(SINKS[name].Config, "tracking"), ""]
     shared: dict[type, list[str]] = {}
     for name, algorithm in ALGORITHMS.items():
         shared.setdefault(algorithm.Config, []).append(name)
     for cls, names in shared.items():
-        parts += [f"## algorithm: {', '.join(names)}\n", *table(cls), ""]
+        parts += [f"## algorithm: {', '.join(names)}\n", *table(cls, "algorithm"), ""]
     for (name, cls), readers in inner_sections().items():
-        parts += [f"## algorithm.{name}: {', '.join(readers)}\n", *table(cls), ""]
+        parts += [f"## algorithm.{name}: {', '.join(readers)}\n", *table(cls, "algorithm"), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
