@@ -56,8 +56,7 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
     with hearing_signals(partial(what_loads, arguments.target, flags)) as told:
         with told.at_once():  # resolving a configuration writes no file
-            make = partial(resolve_file, arguments.target, flags)
-            resolved = make()
+            resolved = resolve_file(arguments.target, flags)
             if arguments.print_config:
                 print(resolved.as_yaml(), end="")
                 return 0
@@ -65,10 +64,11 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
 
             refuse_missing(resolved)
             from oat.opening.open_run import opened_again
+            from oat.resolve.resolve import openings
 
         work = partial(_worked, about=resolved.about, profile=arguments.profile)
         with unfinished():
-            closing = opened_again(make, work, arguments.source, arguments.accept_changed, told)
+            closing = opened_again(openings(resolved), work, arguments.source, arguments.accept_changed, told)
     print(printable("\n".join(f"oat train: {line}" for line in closing)))
     return 0
 

@@ -73,6 +73,13 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     return replace(resolved, config=_with_micro_batch(_with_schedules(resolved)))
 
 
+def openings(resolved: Resolved) -> Callable[[], Resolved]:
+    """Return a function that returns the configuration for each opening of a run: at first `resolved`, then
+    one of the same settings with an objective of its own, since objectives have a state."""
+    left = [resolved]
+    return lambda: left.pop() if left else resolve(resolved.config, resolved.origins)
+
+
 def make_objective(config: Config) -> Objective:
     """Make the objective of a configuration in which all settings of the parts are filled in."""
     cls, settings = find_part(config, "algorithm", {}), settings_of(config, "algorithm")
