@@ -27,24 +27,21 @@ MAY_IMPORT = {
     "__main__": "cli",
     "algorithms": "errors explore functional plugins types",
     "answering": (
-        "algorithms assemble config engines errors evaluation explore files learner loop models "
+        "algorithms assemble config engines errors evaluation explore files hardware learner loop models "
         "resolve rollout rundir seeds text types"
     ),
     "assemble": (
-        "algorithms collector config control data engines environments errors evaluation "
-        "explore files hardware learner ledger loop models oracles plugins protocols resolve "
-        "rollout rundir runtime seeds text tracking types wire"
+        "algorithms collector config control data engines environments errors evaluation explore files "
+        "hardware learner ledger loop models oracles plugins protocols resolve rollout rundir runtime "
+        "seeds text tracking types wire"
     ),
     "blobs": "errors types wire",
-    "cli": (
-        "answering commands config control errors files loop opening oracles plugins quickstart "
-        "reports resolve"
-    ),
+    "cli": "commands config control errors files plugins resolve",
     "collector": "errors explore protocols seeds types",
     "commands": (
-        "answering assemble data errors evaluation explore files forecast hardware laboratory "
-        "learner ledger loop metrics models opening reports resolve rollout rundir runtime "
-        "seeds text types"
+        "answering assemble control data errors evaluation explore files forecast hardware laboratory "
+        "learner ledger loop metrics models opening oracles plugins reports resolve rollout rundir "
+        "runtime text types"
     ),
     "config": "errors files plugins",
     "control": "config errors plugins types",
@@ -55,8 +52,8 @@ MAY_IMPORT = {
     "explore": "errors plugins types",
     "files": "errors",
     "forecast": (
-        "algorithms assemble config control data engines errors files hardware learner loop "
-        "models oracles resolve rundir runtime seeds text tracking types"
+        "algorithms assemble config control data engines errors files hardware learner loop models "
+        "oracles resolve rundir runtime seeds text tracking types"
     ),
     "functional": "errors",
     "hardware": "functional models types",
@@ -67,24 +64,24 @@ MAY_IMPORT = {
     "metrics": "errors",
     "models": "config errors files functional text types",
     "opening": (
-        "assemble config control data errors files forecast learner ledger loop models resolve "
-        "rundir runtime text tracking"
+        "assemble config control data errors files forecast learner ledger loop models resolve rundir "
+        "runtime text tracking"
     ),
-    "oracles": "config errors files models plugins types wire",
+    "oracles": "config errors files hardware models plugins types wire",
     "plugins": "errors files",
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
     "reports": "algorithms config control errors files ledger loop metrics resolve rundir tracking types",
     "resolve": (
-        "algorithms config control data engines environments errors evaluation explore files "
-        "learner metrics models oracles plugins rundir text tracking types"
+        "algorithms config control data engines environments errors evaluation explore files learner "
+        "metrics models oracles plugins rundir text tracking types"
     ),
     "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "algorithms blobs engines errors files oracles plugins protocols types wire",
     "testing": (
-        "__init__ algorithms cli data environments errors explore learner metrics models "
-        "oracles plugins rundir seeds types wire"
+        "__init__ algorithms cli data environments errors explore learner metrics models oracles plugins "
+        "rundir seeds types wire"
     ),
     "text": "errors files types",
     "tracking": "config errors files plugins rundir types",
@@ -246,6 +243,11 @@ def test_a_box_imports_only(box: str, allowed: tuple[str, ...]) -> None:
     assert {name_of(file): found for file in in_box(box) if (found := foreign(imports(file), *allowed))} == {}
 
 
+def test_functional_knows_no_process() -> None:
+    """No function of `functional/` depends on the process, or changes it: none imports these modules."""
+    assert [file.name for file in in_box("functional") if imports(file) & {"os", "sys", "warnings"}] == []
+
+
 def unit_of(name: str) -> str:
     """Return the package of a module, or the module itself if it is in the root."""
     return name.split(".")[1] if "." in name else "__init__"
@@ -372,8 +374,8 @@ def test_only_one_file_knows_concrete_parts_of_several_boxes() -> None:
 def test_only_those_who_make_runs_import_assemble_run() -> None:
     knowing = {name_of(file) for file in FILES if "oat.assemble.run" in imports(file)}
     assert knowing == {
+        "oat.answering.compare",
         "oat.opening.open_run",
-        "oat.commands.compare",
         "oat.commands.eval",
         "oat.commands.features",
     }

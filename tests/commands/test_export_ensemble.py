@@ -14,7 +14,7 @@ import torch
 from fixtures import Finished, World, forked, kill_at, make_model, oat, recorded, write_jsonl
 from safetensors.torch import load_file, save_file
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.commands.export_mark import MARK
 from oat.errors import ModelError
 from oat.learner.learner import Learner

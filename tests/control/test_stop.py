@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.control.stop import Stop
 from oat.types import Price, Spent
 from oat.types.budget import Budget

@@ -18,7 +18,7 @@ from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, make_model, named, oat, write_jsonl
 from transformers import AutoTokenizer
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError
 from oat.ledger.audit import contradictions

@@ -13,7 +13,7 @@ from tiny_models import build_config, save_model
 
 from oat import Trainer
 from oat.algorithms.direct import Direct
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.data.fit import Fit
 from oat.data.prompt_set import Source
 from oat.data.prompts import Prompts

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import World, oat
+from oat.build import late_checks
 from tiny_models import build_config, build_tokenizer, save_model
 from tokenizers import processors
 from transformers import (
@@ -20,7 +21,6 @@ from transformers import (
     RobertaConfig,
 )
 
-from oat.build import late_checks
 from oat.errors import ConfigError, OatWarning
 from oat.explore.settings import FeaturesConfig
 from oat.rollout.backbones import load_backbone

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_model, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.learner.learner import Learner
 from oat.rundir.origin import first_seed
 from oat.seeds import Seeds

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from old_ledgers import OLDER, make_old
 from posts import Clock, Post
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger import schema
 from oat.ledger.ledger import Ledger
 from oat.ledger.reader import Reader

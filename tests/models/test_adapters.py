@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from oat.answering.speaker import GenerationOptions, load_speaker
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError

@@ -18,7 +18,7 @@ from tiny_models import FAMILIES, build_config, save_model, save_reward_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from oat.answering.learned import load_learned
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError, OatWarning

@@ -11,7 +11,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 
 from oat.assemble.fingerprints import recorded
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from oat.algorithms.rows import scored_rows
 from oat.algorithms.vine import earned_by_steps
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.engines.torch import TorchEngine
 from oat.functional.values import step_advantages
 from oat.ledger.ledger import Ledger

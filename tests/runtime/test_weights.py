@@ -11,7 +11,7 @@ import torch
 from fixtures import World, forked, kill_at, oat
 from weights import Source, held, turn_bit
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.models.loading import load_lm

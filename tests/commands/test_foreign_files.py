@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import oat as library
-from oat.commands.export import digest_run, export_run
+from oat.commands.digest import digest_run
+from oat.commands.export import export_run
 from oat.commands.export_mark import MARK as EXPORT_MARK
 from oat.errors import ConfigError
 from oat.rundir.mark import MARK, OWN, foreign, is_own, is_run, mark
