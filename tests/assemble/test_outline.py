@@ -24,7 +24,7 @@ from oat.commands.show_tokens import _quoted
 from oat.config.load import dump, load_config
 from oat.forecast.estimate import SURE, Lengths, estimate
 from oat.forecast.memory import _at_most
-from oat.hardware.free_memory import free_memory
+from oat.hardware.memory import free_memory
 from oat.opening.open_run import outlined
 from oat.resolve.resolve import resolve
 

@@ -12,7 +12,7 @@ import pytest
 from fixtures import ALPHABET, World, forked, oat, show_warnings
 
 import oat as package
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import dump, load_config
 from oat.errors import ConfigError
 from oat.learner.learner import Learner

@@ -14,13 +14,12 @@ import torch
 from fixtures import Finished, World, forked, kill_at, make_model, oat, recorded, write_jsonl
 from safetensors.torch import load_file, save_file
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.commands.export_mark import MARK
 from oat.errors import ModelError
 from oat.learner.learner import Learner
 from oat.ledger.store import Store
-from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import load_ensemble
+from oat.models.ensemble import Ensemble, load_ensemble
 from oat.rundir.checkpoints import Checkpoints
 from oat.types import ENSEMBLE, Question
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.control.stop import Stop, conditions_of
 from oat.errors import ConfigError
 from oat.types import Spent

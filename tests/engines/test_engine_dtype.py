@@ -17,7 +17,7 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from weights import Source, held, turn_bit
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ModelError, WeightsError

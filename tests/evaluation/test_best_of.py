@@ -12,7 +12,7 @@ from fixtures import World, make_group, oat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.evaluation import evaluation
 from oat.evaluation.modes import best_of
 from oat.types import Group

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, oat, write_jsonl
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.metrics import repeatable
 
 REWARDS = '''

@@ -16,9 +16,9 @@ from evaluations import evaluated, killed_and_continued, played, records, rows
 from fixtures import World, forked, kill_at, named, oat
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
-from oat.evaluation.trigger import Trigger
+from oat.evaluation.modes import Trigger
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.loop import Run, evaluation_metrics, train

@@ -11,7 +11,7 @@ import pytest
 from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.evaluation.evaluation import Evaluation
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts

@@ -18,7 +18,7 @@ from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, make_model, named, oat, write_jsonl
 from transformers import AutoTokenizer
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError
 from oat.ledger.audit import contradictions
@@ -119,7 +119,7 @@ def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call:
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
 
     def action() -> int:
-        from oat.evaluation.records import RecordFiles
+        from oat.evaluation.held_out import RecordFiles
 
         write = RecordFiles.write
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fixtures import World, forked, kill_at, named, oat, write_jsonl
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 
 SINGLE = {"engine": {"name": "torch", "threads": 1}}

@@ -15,7 +15,7 @@ from fixtures import World, forked, oat
 from trainers import lines
 
 from oat import Trainer
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ContractError, OatWarning
 from oat.explore.base import Round
 from oat.explore.find_rule import call_rule, find_rule

@@ -22,7 +22,7 @@ from fixtures import counting, forked, kill_at, named, oat
 from kills import killed_in_time
 from tiny_models import build_config, save_model
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 

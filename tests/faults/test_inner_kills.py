@@ -23,7 +23,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from kills import books, cold, killed_in_time
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 

@@ -127,7 +127,7 @@ def train(
 
 
 def digest(run_dir: Path) -> dict[str, str]:
-    from oat.commands.export import digest_run
+    from oat.commands.digest import digest_run
 
     return digest_run(run_dir)
 

@@ -25,7 +25,7 @@ import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
 from kills import books, cold, killed_in_time
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 STEPS, KILLS = 60, 100
 CHANGES = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import LedgerError, OatWarning
 from oat.rundir.reading import load_run
 

@@ -14,7 +14,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from old_ledgers import make_old
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.rundir.mark import MARK

@@ -14,7 +14,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from flat_steps import flat_steps
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 KILL, TERM = (signal.SIGKILL,), (signal.SIGTERM,)
 AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fixtures import Finished, World, forked, kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.control.interruption import Interruption
 from oat.errors import Interrupted
 from oat.rundir.checkpoint_files import verify

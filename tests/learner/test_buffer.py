@@ -13,7 +13,7 @@ import pytest
 from fixtures import World, forked, kill_at, oat
 from pairs import item
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.settings import BufferConfig
 from oat.learner.replay_buffer import Buffer, minibatches, optimiser_steps
 from oat.ledger.reader import Reader

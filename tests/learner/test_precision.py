@@ -16,7 +16,7 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_mod
 
 from oat.algorithms.direct import DPOConfig
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config, to_yaml
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, NonFiniteError

@@ -15,7 +15,7 @@ import torch
 from fixtures import World, forked, kill_at, made, make_model, oat
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError

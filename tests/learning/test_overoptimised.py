@@ -11,7 +11,7 @@ import torch
 from fixtures import World, oat
 from transformers import AutoModelForCausalLM
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 
 ORACLES = '''

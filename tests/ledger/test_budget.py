@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import OatWarning, OracleError
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
@@ -18,7 +18,7 @@ from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Price, Question, Spent
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 class Judge(Oracle):

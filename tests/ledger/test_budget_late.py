@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
@@ -18,7 +18,7 @@ from oat.oracles.callables import CallableOracle
 from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 SLOW = """
 import asyncio

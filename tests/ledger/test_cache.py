@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import OracleError
 from oat.ledger.audit import contradictions
 from oat.ledger.intents import Awaited, Known
@@ -23,7 +23,7 @@ from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import UNASKED, Answer, Feedback, Group, Kind, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def lengths(question: Question) -> list[float]:

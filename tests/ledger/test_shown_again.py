@@ -13,7 +13,7 @@ import pytest
 import yaml
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
@@ -21,7 +21,7 @@ from oat.oracles.callables import CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.reports.accounts import accounts
 from oat.types import Price
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 RARITY = """
 import collections

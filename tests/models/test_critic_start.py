@@ -18,7 +18,7 @@ from tiny_models import FAMILIES, build_config, save_model, save_reward_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from oat.answering.learned import load_learned
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError, OatWarning
@@ -26,7 +26,7 @@ from oat.forecast.estimate import Lengths, estimate
 from oat.learner.models import Critic
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
-from oat.models.outlines import Outlines
+from oat.models.outline import Outlines
 from oat.models.value_head import check_value_head, read_value_head
 from oat.resolve.resolve import resolve
 from oat.types import Segment, Trajectory

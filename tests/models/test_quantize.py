@@ -19,7 +19,7 @@ from objectives import row
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError
 from oat.hardware.roofline import cost_of

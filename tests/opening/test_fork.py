@@ -11,12 +11,12 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 
 from oat.assemble.fingerprints import recorded
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.origin import begins_after
+from oat.rundir.provenance import begins_after
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fixtures import World, oat
 from vanishing import moved, removed, replaced
 
 from oat import Trainer, load_run
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import DirectoryError, LedgerError
 from oat.files import seen_from

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, make_group, make_questions, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.data.sources import open_records
 from oat.errors import (
     ConfigError,

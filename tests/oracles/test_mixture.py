@@ -10,7 +10,7 @@ import pytest
 from fixtures import World, forked, kill_at, oat, write_jsonl
 from tiny_models import build_config, save_reward_model
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError, OracleError
 from oat.ledger.store import Store
 from oat.oracles.make import build_oracle

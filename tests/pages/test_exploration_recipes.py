@@ -10,7 +10,7 @@ from fixtures import forked, kill_at, oat
 from safetensors.torch import load_file
 from tiny_models import build_config, save_model
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LENGTH = """

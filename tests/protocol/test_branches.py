@@ -16,14 +16,13 @@ from transformers import AutoTokenizer
 
 from oat.algorithms.rows import scored_rows
 from oat.algorithms.vine import earned_by_steps
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.engines.torch import TorchEngine
 from oat.functional.values import step_advantages
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.models.loading import load_lm
-from oat.rollout.actor import Actor
-from oat.rollout.branching import delimiter_ends, step_sizes
+from oat.rollout.actor import Actor, delimiter_ends, step_sizes
 from oat.text.renderer import Renderer
 from oat.types import Branching, Feedback, Item, Request, Sampling, Segment, Trajectory
 

@@ -19,7 +19,7 @@ from bench import HERE, Bench
 from fixtures import forked, kill_at, oat
 from late_oracle import call
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.store import Store
 from oat.metrics import repeatable
 

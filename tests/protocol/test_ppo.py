@@ -13,7 +13,7 @@ from fixtures import kill_at, oat
 from torch import Tensor
 
 from oat.answering.learned import policy_weights
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.seeds import Seeds
 from oat.types import Item
 

@@ -11,7 +11,7 @@ import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import forked, kill_at, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.types import UNASKED, Item

@@ -15,7 +15,7 @@ from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import forked, kill_at, oat, write_jsonl
 from stepwise import of_parts
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store

@@ -10,7 +10,7 @@ import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.types import Item
 
 BETA = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 BOXES = ("sample", "take", "prepare", "update", "sync", "evaluate")
 

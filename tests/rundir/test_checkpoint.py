@@ -17,7 +17,7 @@ import torch
 from checkpoint_files import loaded_step, on_disk, save
 from fixtures import World, forked, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import Again, CheckpointError, DirectoryError
 from oat.files import write_atomically
 from oat.rundir import checkpoints as checkpoints_module

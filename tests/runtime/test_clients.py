@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, LlamaConfig
 from oat import Trainer, wire
 from oat.assemble.oracle_side import OracleBox, plan_of
 from oat.assemble.run_inputs import gather_inputs
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean

@@ -10,7 +10,7 @@ import pytest
 from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.runtime.calls import call_of
 from oat.runtime.crew import Crew
 from oat.runtime.pool import ActorPool

@@ -14,7 +14,7 @@ from forked_cluster import ForkedCluster, Kill
 
 from oat.algorithms.group import GRPO
 from oat.assemble.actor_side import ActorWorker
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError
 from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool

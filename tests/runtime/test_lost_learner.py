@@ -7,7 +7,7 @@ import pytest
 from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
 APART = {"compute.runtime": "ray", "compute.actors": 1, "compute.learner": "actor"}

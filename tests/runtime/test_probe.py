@@ -12,7 +12,7 @@ from fixtures import World, made, oat
 from torch import Tensor
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError

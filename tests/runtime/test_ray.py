@@ -16,7 +16,7 @@ from fixtures import Finished, World, oat
 from pretended import pretended_gpu
 from ray_runs import RayStrikes
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import OatWarning
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

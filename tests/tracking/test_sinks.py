@@ -16,7 +16,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat, told
 from sink_runs import OWN, process
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.metrics import repeatable
 from oat.tracking import child
 from oat.tracking.child import Described, SinkProcess, finish_all

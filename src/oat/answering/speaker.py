@@ -35,6 +35,7 @@ from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, ModelError, OatWarning
 from oat.evaluation.modes import best_of
+from oat.hardware.memory import keep_few_kernels
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import ADAPTER, is_adapter_directory
 from oat.models.causal_lm import CausalLM
@@ -201,6 +202,7 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
         OatError: the checkpoint, the model or the ensemble cannot be loaded; or the template or the ensemble
             does not suit the model.
     """
+    keep_few_kernels()
     path = Path(target)
     with warnings.catch_warnings():
         # this warning is about episodes of training; here each conversation is rendered as a whole

@@ -17,6 +17,7 @@ from oat.config.load import dump, parse_config, to_yaml
 from oat.config.settings import Config
 from oat.data.prompts import Prompts
 from oat.errors import ConfigError, OracleError
+from oat.hardware.memory import keep_few_kernels
 from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
@@ -27,7 +28,7 @@ from oat.resolve.resolved import Resolved
 from oat.runtime.clients import ClientOracle, Clients, Sums, sums_of
 from oat.text.renderer import Renderer
 from oat.types import Answer, Message, Opening, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 BOX = f"{__name__}:OracleBox"
 """The name of the box that a client makes."""
@@ -119,6 +120,7 @@ class OracleBox:
         made = OraclePlan(*wire.decode(plan))
         plugins.given.update({name: plugins.load_symbol(spec) for name, spec in made.given.items()})
         resolved = resolve(*parse_config(made.config))
+        keep_few_kernels()
         if resolved.config.compute.threads:
             torch.set_num_threads(resolved.config.compute.threads)
         training, named = training_oracle(resolved)

@@ -2,8 +2,8 @@
 
 import argparse
 
-from oat.cli.interruptible import say_loading
-from oat.cli.train import add_run_arguments
+from oat.commands.interruptible import say_loading
+from oat.commands.train import add_run_arguments
 from oat.errors import printable
 
 

@@ -40,7 +40,10 @@ COMMANDS = {
     "serve": "serve a reward model over HTTP, for the oracle `remote`",
     "quickstart": "train, align and compare a tiny model on this machine in a few minutes",
 }
-"""The summary of each command, by its name; the command's module has the same name."""
+"""The summary of each command, by its name; its module is the one of this name in `oat.commands`."""
+
+_ELSEWHERE = {"check": "oat.cli.check", "quickstart": "oat.quickstart"}
+"""The modules of the other commands."""
 
 _WITHOUT_NOTES = {"train": "nothing was begun; give the same command again"}
 """What an interrupted command that added no note has done. A run adds its note as soon as it is opened."""
@@ -189,7 +192,7 @@ def parser(command: str | None = None, words: Sequence[str] = ()) -> argparse.Ar
         one = choices.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         one.words = words
         if name == command:
-            module = importlib.import_module(f"oat.cli.{name}")
+            module = importlib.import_module(_ELSEWHERE.get(name, f"oat.commands.{name}"))
             module.add_arguments(one)
             one.set_defaults(call=module.call)
     return found

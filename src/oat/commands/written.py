@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from oat.answering.learned import Learned
 from oat.errors import ExportError, described, many, warn
-from oat.hardware.free_memory import free_memory
+from oat.hardware.memory import free_memory
 from oat.learner.models import Critic
 from oat.models.loading import save_module, without_bars
 from oat.models.lora import adapter_tensors, merged, read_by_peft, save_adapter

@@ -10,7 +10,7 @@ operations that need most memory (`EngineMemory.imitate`).
 The estimate does not count:
 * the memory that the process has after its imports;
 * scratch memory within an operation;
-* freed memory that the allocator keeps (with large models it keeps none, `oat.hardware.allocator`);
+* freed memory that the allocator keeps (with large models it keeps none, `oat.hardware.memory`);
 * data, ledger and texts.
 """
 

@@ -15,7 +15,7 @@ from oat.control.stages import tell_stage
 from oat.errors import ConfigError, OatError
 from oat.forecast.estimate import SURE, Estimate, Lengths, estimate, most_questions
 from oat.forecast.memory_apart import estimate_actor, needs_of, of_all_here
-from oat.hardware.free_memory import free_memory
+from oat.hardware.memory import free_memory
 from oat.learner.limits import GB
 from oat.models.outline_errors import NotOutlinedError, not_estimated
 from oat.resolve.model_starts import has_own_critic

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from oat.assemble.outline import ModelOutline, outline_of
 from oat.config.settings import ModelConfig
 from oat.engines.cache_trial import page_bytes_of
-from oat.hardware.free_memory import free_memory
+from oat.hardware.memory import free_memory
 from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import load_model

@@ -169,7 +169,7 @@ def test_the_model_that_an_adapter_was_trained_beside(
 
 
 def test_it_is_for_python_too(runs: Path) -> None:
-    from oat.commands.compare import compare_models
+    from oat.answering.compare import compare_models
 
     with pytest.raises(ConfigError, match=r"oat eval CONFIG --model\.path"):
         compare_models(str(runs / "other"), str(runs / "other"))

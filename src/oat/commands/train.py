@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oat.cli.interruptible import hearing_signals
+from oat.commands.interruptible import hearing_signals
 from oat.errors import ConfigError, printable
 from oat.files import seen
 from oat.plugins.leaving import unfinished

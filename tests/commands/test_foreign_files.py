@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import oat as library
-from oat.commands.export import digest_run, export_run
+from oat.commands.digest import digest_run
+from oat.commands.export import export_run
 from oat.commands.export_mark import MARK as EXPORT_MARK
 from oat.errors import ConfigError
 from oat.rundir.mark import MARK, OWN, foreign, is_own, is_run, mark
@@ -264,7 +265,7 @@ def test_a_run_of_an_earlier_version_is_known_by_its_ledger(
         "oat.rundir.mark:os.urandom",
         "oat.rundir.mark:sync_to_disk",
         "oat.opening.open_run:gather_inputs",
-        "oat.ledger.connection:_connect",
+        "oat.ledger.schema:_connect",
         "oat.opening.open_run:write_stored",
     ],
 )

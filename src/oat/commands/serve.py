@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from oat.cli.interruptible import say_loading
+from oat.commands.interruptible import say_loading
 from oat.errors import ConfigError
 
 _LEAST = {"port": 0, "max_wait_ms": 0}
