@@ -12,8 +12,11 @@ from typing import NamedTuple
 import pytest
 
 import oat
+from oat.plugins.registry import ALGORITHMS, ENGINES, EXPLORERS, ORACLES
 
 ROOT = Path(oat.__file__).parent
+LIGHT = (ALGORITHMS, ENGINES, EXPLORERS, ORACLES)
+"""Parts whose modules need no torch to be imported."""
 FILES = sorted(ROOT.rglob("*.py"))
 TESTS = Path(__file__).parent
 OTHER_TESTS = ("begun", "faults", "golden", "learning", "pages", "protocol")
@@ -415,11 +418,14 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
         "oat.wire",
         "oat.seeds",
         "oat.metrics",
+        "oat.resolve.resolve",
+        "oat.resolve.missing",
+        *sorted({registry.symbol(name).partition(":")[0] for registry in LIGHT for name in registry}),
     ],
 )
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
-    """No chain of imports at import time leads from a light module to torch or transformers.
-    tests/cli/test_cli.py asks Python itself."""
+    """No chain of imports at import time leads from a light module to torch or transformers: settings are
+    refused without them, those of parts too. tests/cli/test_cli.py asks Python itself."""
     by_name = {name_of(file): file for file in FILES}
     reached, waiting = set(), [name]
     while waiting:
@@ -431,9 +437,7 @@ def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
             parents = [current.rpartition(".")[0]] if "." in current else []
             waiting += [*source_of(by_name[current]).at_import, *parents]
     assert {
-        module
-        for module in reached
-        if module.split(".")[0] in ("torch", "transformers", "safetensors", "tokenizers")
+        module for module in reached if module.split(".")[0] in ("torch", "transformers", "safetensors")
     } == set()
 
 

@@ -16,7 +16,7 @@ from oat.data.formats import Layout
 from oat.data.index import cache_folders
 from oat.data.prompts import PromptSet, Source
 from oat.errors import ConfigError, DataError, printable
-from oat.evaluation.held_out import raw_prompt
+from oat.evaluation.records import raw_prompt
 from oat.files import appearing, refuse_known, saying_what_is_free, seen
 from oat.types import Group
 

@@ -10,7 +10,8 @@ the wait, since a token's random number depends on its address alone.
 
 A finished row whose request says so (`Request.keeps`) leaves its pages in the cache. A later batch takes them
 over (`paged_cache.py`): a request that goes on with these tokens computes only the new ones. Running rows go
-before kept pages: if the cache is full, pages are dropped, and the tokens are computed again when they are needed.
+before kept pages: if the cache is full, pages are dropped, and the tokens are computed again when they are
+needed.
 
 What a running batch has drawn: for each request its tokens so far, their log-probabilities, kept sets, and
 the hidden states of which features are made.

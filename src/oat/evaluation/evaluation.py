@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from oat.errors import ENDING, OatError, OracleError, warn
-from oat.evaluation.held_out import RecordFiles
-from oat.evaluation.modes import Mode, Trigger, best_of, learned_from
+from oat.evaluation.modes import Mode, best_of, learned_from
+from oat.evaluation.records import RecordFiles
 from oat.evaluation.statistics import (
     agreement,
     average,
@@ -26,6 +26,7 @@ from oat.evaluation.statistics import (
     pass_at,
     wins,
 )
+from oat.evaluation.trigger import Trigger
 from oat.protocols import Actor, Ledger
 from oat.seeds import Seeds
 from oat.types import (
