@@ -3,7 +3,7 @@
 import argparse
 
 from oat.commands.interruptible import say_loading
-from oat.commands.train import add_run_arguments
+from oat.commands.train import add_run_arguments, print_config
 from oat.errors import printable
 
 
@@ -21,17 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.resolve.targets import resolve_file, what_loads
+    from oat.resolve.targets import loaded_for, resolve_present
 
-    what = what_loads(arguments.target, flags, trains=False)  # refuses what needs no torch to be refused
-    say_loading(what)
-    resolved = resolve_file(arguments.target, flags)
     if arguments.print_config:
-        print(resolved.as_yaml(), end="")
-        return 0
-    from oat.resolve.missing import refuse_missing
-
-    refuse_missing(resolved)
+        return print_config(arguments, flags)
+    resolved = resolve_present(arguments.target, flags)  # refuses what needs no torch to be refused
+    say_loading(loaded_for(resolved.config, trains=False))
     from oat.commands.check import check_run
 
     lines = check_run(

@@ -34,27 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    read = partial(_read, arguments, flags)
-    with hearing_signals(read) as told, told.at_once(), unfinished():
-        if arguments.against is not None:
-            return _compare(arguments, flags)
-        return _evaluate(arguments, flags)
-
-
-def _read(arguments: argparse.Namespace, flags: list[str]) -> str:
-    """Refuse a configuration that cannot be read. Return the name of what is loaded."""
-    from oat.resolve.targets import load_evaluated
-
-    if arguments.against is None:
-        load_evaluated(Path(arguments.target), flags)
-    return str(arguments.target)
-
-
-def _evaluate(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.resolve.targets import resolve_evaluated
 
     target = Path(arguments.target)
-    resolved = resolve_evaluated(target, flags)
+    read = partial(resolve_evaluated, target, flags) if arguments.against is None else lambda: None
+    with hearing_signals(read, lambda _: str(target)) as (told, resolved), told.at_once(), unfinished():
+        return _compare(arguments, flags) if resolved is None else _evaluate(target, resolved)
+
+
+def _evaluate(target: Path, resolved: "Resolved") -> int:
     from oat.reports.terminal import numbers_table
 
     values = evaluate_once(resolved, target if target.is_dir() else None)

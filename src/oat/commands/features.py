@@ -84,10 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.resolve.targets import resolve_file, what_loads
+    from oat.resolve.targets import loaded_for, resolve_file
 
-    with hearing_signals(partial(what_loads, arguments.target, flags)) as told, told.at_once():
-        resolved = resolve_file(arguments.target, flags)
+    read = partial(resolve_file, arguments.target, flags)
+    with hearing_signals(read, lambda found: loaded_for(found.config)) as (told, resolved), told.at_once():
         found, asked = judge_features(resolved, arguments.prompts, arguments.samples, arguments.share)
     print(f"{table(found)}\noat features: {asked}")
     return 0

@@ -49,20 +49,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def print_config(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.resolve.targets import resolve_file
+
+    print(resolve_file(arguments.target, flags).as_yaml(), end="")
+    return 0
+
+
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.resolve.targets import resolve_file, what_loads
+    from oat.resolve.targets import loaded_for, resolve_present
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
-    with hearing_signals(partial(what_loads, arguments.target, flags)) as told:
-        with told.at_once():  # resolving a configuration writes no file
-            resolved = resolve_file(arguments.target, flags)
-            if arguments.print_config:
-                print(resolved.as_yaml(), end="")
-                return 0
-            from oat.resolve.missing import refuse_missing
-
-            refuse_missing(resolved)
+    if arguments.print_config:
+        return print_config(arguments, flags)
+    read = partial(resolve_present, arguments.target, flags)
+    with hearing_signals(read, lambda found: loaded_for(found.config)) as (told, resolved):
+        with told.at_once():  # no file is written yet
             from oat.opening.open_run import opened_again
             from oat.resolve.resolve import openings
 

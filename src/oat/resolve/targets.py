@@ -41,16 +41,6 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
     return with_given(config, before, now), origins
 
 
-def what_loads(path: str | Path, flags: Sequence[str] = (), *, trains: bool = True) -> str:
-    """Return what a command with a configuration file loads (`loaded_for`). No code of torch is imported for
-    this.
-
-    Raises:
-        ConfigError: see `load_config`.
-    """
-    return loaded_for(load_file(path, flags)[0], trains=trains)
-
-
 def loaded_for(config: Config, *, trains: bool = True) -> str:
     """Return what is loaded for a run, for people: the model, and the processes that are started.
 
@@ -95,6 +85,19 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
     from oat.resolve.resolve import resolve
 
     return resolve(config, origins)
+
+
+def resolve_present(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
+    """Resolve the configuration in a file (`resolve_file`), and refuse it if a file that it names is missing.
+
+    Raises:
+        ConfigError, DataError, ModelError: see `resolve_file` and `refuse_missing`.
+    """
+    from oat.resolve.missing import refuse_missing
+
+    resolved = resolve_file(path, flags)
+    refuse_missing(resolved)
+    return resolved
 
 
 def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> "Resolved":
