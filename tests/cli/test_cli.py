@@ -43,7 +43,6 @@ REFUSALS = (
     "--learner.learning_rate abc",
     "--learner.learning_rate -1",
     "--learner.critic_learning_rate 1e-5",
-    "--learner.schedule linear",
     "--sampling.stop [",
     "--sampling.temperature 0",
     "--algorithm.nosuch 1",

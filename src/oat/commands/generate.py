@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     if arguments.n < 1:
         raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
-    with hearing_signals(lambda: str(arguments.model), str) as (told, _), told.at_once():
+    with hearing_signals(lambda: str(arguments.model), str) as (told, _name), told.at_once():
         from oat.answering.speaker import load_speaker
 
         out = None if arguments.out is None else seen(arguments.out)

@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from oat.errors import ModelError, TemplateError, warn
 from oat.files import located, parse_json, seen, start
-from oat.text.changed_texts import PROBES
-from oat.text.encoding import Encoder
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    from oat.text import changed_texts, encoding
+else:
+    changed_texts, encoding = lazily("oat.text.changed_texts"), lazily("oat.text.encoding")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 ADAPTER = "adapter_config.json"
@@ -298,13 +302,13 @@ def other_ids(tokenizer: Any) -> list[tuple[str, list[int], list[int]]]:
     file = _find(tokenizer.name_or_path, "tokenizer.json")
     if file is None:
         return []
-    own, encoder = Tokenizer.from_file(str(file)), Encoder(tokenizer)
+    own, encoder = Tokenizer.from_file(str(file)), encoding.Encoder(tokenizer)
     own.no_truncation()
     own.no_padding()
     if getattr(own.model, "dropout", None):
         own.model.dropout = None
     found = []
-    for text in (*PROBES, "12345 + 7?"):
+    for text in (*changed_texts.PROBES, "12345 + 7?"):
         with suppress(TemplateError):  # who changes texts is named elsewhere
             ids = encoder.ids(text, adds=False, splits=False)[0]
             theirs = own.encode(text, add_special_tokens=False).ids
