@@ -24,7 +24,7 @@ from oat.types import (
     Trajectory,
     Work,
 )
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 class Stateful(Protocol):

@@ -12,7 +12,7 @@ from fixtures import make_group, make_questions
 from tiny_models import NUM_TOKENS, build_config, save_model
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
-from oat.engines.records import Pooling
+from oat.engines.decoding import Pooling
 from oat.errors import ConfigError
 from oat.explore.settings import FeaturesConfig
 from oat.learner.learner import Learner

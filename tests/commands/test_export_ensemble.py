@@ -19,8 +19,7 @@ from oat.commands.export_mark import MARK
 from oat.errors import ModelError
 from oat.learner.learner import Learner
 from oat.ledger.store import Store
-from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import load_ensemble
+from oat.models.ensemble import Ensemble, load_ensemble
 from oat.rundir.checkpoints import Checkpoints
 from oat.types import ENSEMBLE, Question
 

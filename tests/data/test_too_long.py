@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from oat.config.load import load_config
 from oat.data.fit import TooLong
-from oat.data.prompt_set import Source
-from oat.data.prompts import Prompts
+from oat.data.prompts import Prompts, Source
 from oat.errors import DataError
 from oat.models.loading import load_tokenizer
 from oat.rollout.recorded import RecordedActor

@@ -351,7 +351,7 @@ def test_completions_come_as_they_finish_and_travel(lms):
 
 def test_kept_sets_are_bounded(lms, monkeypatch):
     wide = Sampling(3, top_p=0.999, keep_sets=True)
-    monkeypatch.setattr("oat.engines.records.KEPT_LIMIT", 3)
+    monkeypatch.setattr("oat.engines.decoding.KEPT_LIMIT", 3)
     with pytest.raises(
         EngineError,
         match=r"holds at most 3; lower sampling\.top_k or sampling\.top_p, or use a preference algorithm",

@@ -18,7 +18,7 @@ from fixtures import World, forked, kill_at, named, oat
 from oat.assemble.run import build
 from oat.commands.digest import digest_run
 from oat.config.load import load_config
-from oat.evaluation.trigger import Trigger
+from oat.evaluation.modes import Trigger
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.loop import Run, evaluation_metrics, train

@@ -119,7 +119,7 @@ def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call:
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
 
     def action() -> int:
-        from oat.evaluation.records import RecordFiles
+        from oat.evaluation.held_out import RecordFiles
 
         write = RecordFiles.write
 

@@ -15,8 +15,7 @@ from oat import Trainer
 from oat.algorithms.direct import Direct
 from oat.commands.digest import digest_run
 from oat.data.fit import Fit
-from oat.data.prompt_set import Source
-from oat.data.prompts import Prompts
+from oat.data.prompts import Prompts, Source
 from oat.errors import OatWarning
 from oat.evaluation.held_out import HeldOutPairs
 from oat.functional.preference import dpo_loss

@@ -23,7 +23,7 @@ from transformers import (
 
 from oat.errors import ConfigError, OatWarning
 from oat.explore.settings import FeaturesConfig
-from oat.rollout.backbones import load_backbone
+from oat.rollout.features import load_backbone
 from oat.testing.samples import make_group
 from oat.types import Group, Message
 

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from oat.commands.digest import digest_run
 from oat.errors import ModelError, NonFiniteError
 from oat.ledger.store import Store
-from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import load_ensemble
+from oat.models.ensemble import Ensemble, load_ensemble
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.types import ENSEMBLE, Group
 

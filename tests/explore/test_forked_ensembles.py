@@ -13,7 +13,7 @@ from fixtures import World, forked, kill_at, make_model, oat
 
 from oat.commands.digest import digest_run
 from oat.learner.learner import Learner
-from oat.rundir.origin import first_seed
+from oat.rundir.provenance import first_seed
 from oat.seeds import Seeds
 
 ENSEMBLE: dict[str, Any] = {"members": 3, "hidden": 4, "batch": 4, "steps": 2}

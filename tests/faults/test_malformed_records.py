@@ -15,7 +15,7 @@ from fixtures import World, oat
 
 from oat import wire
 from oat.data.formats import Layout
-from oat.data.prompt_set import PromptSet, Source
+from oat.data.prompts import PromptSet, Source
 from oat.errors import DataError
 
 pytestmark = pytest.mark.fault("R19")

@@ -83,8 +83,8 @@ CHANGES = {
     "engine": {"name": "torch", "threads": 1},
 }
 POINTS = {
-    "before a wave is formed": ("oat.ledger.waves:Waves.next", False),
-    "inside the transaction of a wave": ("oat.ledger.waves:Waves._record", True),
+    "before a wave is formed": ("oat.ledger.budgets:Waves.next", False),
+    "inside the transaction of a wave": ("oat.ledger.budgets:Waves._record", True),
     "a wave on disk, nothing sent": ("oat.ledger.outstanding:Outstanding.submit", False),
     "a wave sent": ("oat.ledger.outstanding:Outstanding.submit", True),
     "answers of a wave made, not on disk": ("oat.ledger.outstanding:Outstanding._record", False),

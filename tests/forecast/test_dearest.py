@@ -22,7 +22,7 @@ from oat.oracles.judge import Judge
 from oat.resolve.resolve import resolve
 from oat.text.renderer import Renderer
 from oat.types import Key, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 BY_LENGTH = '''
 from oat.types import Answer, Price

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_models import build_config, save_model
 
-from oat.learner import limits, passes
-from oat.learner.models import Critic, LanguageModel
-from oat.learner.passes import SHORTEN_FROM, prompt_of, sequences_of
+from oat.learner import limits
+from oat.learner import models as passes
+from oat.learner.models import SHORTEN_FROM, Critic, LanguageModel, prompt_of, sequences_of
 from oat.models.loading import load_lm
 from oat.types import Segment, Trajectory
 

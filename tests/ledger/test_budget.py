@@ -18,7 +18,7 @@ from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Price, Question, Spent
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 class Judge(Oracle):

@@ -18,7 +18,7 @@ from oat.oracles.callables import CallableOracle
 from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 SLOW = """
 import asyncio

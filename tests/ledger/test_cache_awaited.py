@@ -23,7 +23,7 @@ from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import UNASKED, Answer, Feedback, Group, Kind, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def lengths(question: Question) -> list[float]:

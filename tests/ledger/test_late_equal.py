@@ -16,7 +16,7 @@ from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.seeds import Seeds
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "asked ahead": {},

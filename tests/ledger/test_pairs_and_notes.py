@@ -28,7 +28,7 @@ from oat.oracles.callables import CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, UNASKED, Answer, Kind, Mark, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 NOTES = {"belief": 0.1 + 0.2, "clash": 1.0, "überraschung": -1e-300, "count": 3}
 

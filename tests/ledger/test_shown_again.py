@@ -21,7 +21,7 @@ from oat.oracles.callables import CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.reports.accounts import accounts
 from oat.types import Price
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 RARITY = """
 import collections

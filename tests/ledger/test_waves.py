@@ -27,7 +27,7 @@ from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import Answer, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def opened(store: Store, oracle: Oracle, budget: Budget, **settings: Any) -> Ledger:

@@ -16,7 +16,7 @@ from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.origin import begins_after
+from oat.rundir.provenance import begins_after
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from oat.ledger.store import Store
 from oat.oracles.judge import Judge
 from oat.oracles.preferences import Preferences
 from oat.seeds import Seeds
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sesame-4711-sesame"

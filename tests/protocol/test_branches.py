@@ -22,8 +22,7 @@ from oat.functional.values import step_advantages
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.models.loading import load_lm
-from oat.rollout.actor import Actor
-from oat.rollout.branching import delimiter_ends, step_sizes
+from oat.rollout.actor import Actor, delimiter_ends, step_sizes
 from oat.text.renderer import Renderer
 from oat.types import Branching, Feedback, Item, Request, Sampling, Segment, Trajectory
 

@@ -17,7 +17,7 @@ from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts
 from oat.types import Answer
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 
 @pytest.fixture(scope="module")

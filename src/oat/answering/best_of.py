@@ -33,11 +33,11 @@ from oat.explore.settings import (
 )
 from oat.files import seen
 from oat.models.causal_lm import CausalLM
-from oat.models.ensemble_files import DESCRIPTION, EnsembleDescription, load_ensemble
+from oat.models.ensemble import DESCRIPTION, EnsembleDescription, load_ensemble
 from oat.resolve.model_starts import has_own_reference
 from oat.resolve.resolve import make_explorer, make_objective
 from oat.rollout.ensemble_scorer import EnsembleScorer
-from oat.rundir.origin import first_seed
+from oat.rundir.provenance import first_seed
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE
 

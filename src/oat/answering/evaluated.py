@@ -20,7 +20,7 @@ from oat.explore.settings import WITHIN_RUN, EnsembleConfig, FeaturesConfig, ens
 from oat.files import seen
 from oat.resolve.resolve import make_explorer, make_objective
 from oat.resolve.resolved import Resolved
-from oat.rundir.origin import first_seed
+from oat.rundir.provenance import first_seed
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE
 

@@ -30,8 +30,7 @@ from oat.resolve.parts import REGISTRIES
 from oat.resolve.placement import placement_of
 from oat.resolve.resolved import Resolved
 from oat.runtime.clients import Clients
-from oat.runtime.cluster import FEWER_CPUS, Cluster
-from oat.runtime.cluster_checks import NO_RAY
+from oat.runtime.cluster import FEWER_CPUS, NO_RAY, Cluster
 from oat.runtime.crew import Crew, Life
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted

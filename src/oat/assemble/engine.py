@@ -5,8 +5,8 @@ from typing import Literal
 
 from oat.assemble.models import load_slots
 from oat.engines.base import Engine
+from oat.engines.decoding import Pooling
 from oat.engines.kind import EngineKind
-from oat.engines.records import Pooling
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model

@@ -8,10 +8,8 @@ from oat.assemble.prompts import pair_columns
 from oat.assemble.run_inputs import RunInputs
 from oat.config.settings import EvaluationConfig
 from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics
-from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
-from oat.evaluation.modes import Mode
-from oat.evaluation.records import RecordFiles
-from oat.evaluation.trigger import Trigger
+from oat.evaluation.held_out import HeldOutPairs, OnlyPairs, RecordFiles
+from oat.evaluation.modes import Mode, Trigger
 from oat.ledger.ledger import Ledger
 from oat.oracles.extraction import load_extractor
 from oat.protocols import Learner

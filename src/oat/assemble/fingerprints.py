@@ -30,7 +30,7 @@ from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
 from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
-from oat.models.ensemble_files import refuse_missing
+from oat.models.ensemble import refuse_missing
 from oat.models.identity import (
     adapter_identity,
     are_same,
@@ -45,9 +45,8 @@ from oat.models.loading import load_config
 from oat.models.scoring import hash_of_files
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files
-from oat.rundir.origin import FORK_FILE
-from oat.rundir.provenance import entries, recorded_inputs
-from oat.text.templates import load_template
+from oat.rundir.provenance import FORK_FILE, entries, recorded_inputs
+from oat.text.chat_template import load_template
 
 Inputs = dict[str, Any]
 """Fingerprints by the keys of the table above, as plain JSON."""

@@ -22,7 +22,7 @@ from oat.resolve.cross_checks import plausible
 from oat.resolve.cross_checks.all_sections import message_of
 from oat.resolve.parts import part_checks, run_facts
 from oat.resolve.resolved import Resolved
-from oat.rollout.backbones import positions_of, reads_conversations
+from oat.rollout.features import positions_of, reads_conversations
 from oat.text.call_forms import ToolCall
 from oat.text.calls import template_calls
 from oat.text.openings import without_opening

@@ -28,7 +28,7 @@ from oat.resolve.resolved import Resolved
 from oat.runtime.clients import ClientOracle, Clients, Sums, sums_of
 from oat.text.renderer import Renderer
 from oat.types import Answer, Message, Opening, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 BOX = f"{__name__}:OracleBox"
 """The name of the box that a client makes."""

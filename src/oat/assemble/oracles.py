@@ -15,7 +15,7 @@ from oat.resolve.environment import environment_part
 from oat.resolve.parts import run_facts
 from oat.resolve.resolved import Resolved
 from oat.types import Kind
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 Addressed = tuple[str, Oracle]
 """An oracle's address, which is its name in the ledger; and the oracle."""

@@ -53,15 +53,14 @@ from oat.resolve.placement import placement_notes
 from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
-from oat.rundir.origin import first_seed
-from oat.rundir.provenance import Told, environment_of
+from oat.rundir.provenance import Told, environment_of, first_seed
 from oat.runtime.crew import Crew
 from oat.runtime.local import over_wire
 from oat.runtime.probe import Probing
 from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
-from oat.text.templates import has_template, proposal
+from oat.text.chat_template import has_template, proposal
 from oat.text.turns import Turns
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking

@@ -38,7 +38,7 @@ from oat.opening.open_run import outlined, refuse_changes, settled
 from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.origin import Origin
+from oat.rundir.provenance import Origin
 from oat.rundir.rows import read_metrics
 from oat.text.changed_texts import changed_part, changed_texts, made_ordinary, unread_calls
 from oat.types import Price

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from oat.answering.learned import Learned
-    from oat.models.ensemble_files import EnsembleDescription
+    from oat.models.ensemble import EnsembleDescription
     from oat.resolve.about import About
 
 _KEYS = ("config.json", "adapter_config.json")
@@ -49,7 +49,7 @@ _BESIDE = (
 settings of generation."""
 
 _ENSEMBLE = ("ensemble.safetensors", "ensemble.json")
-"""The files of an ensemble (`oat.models.ensemble_files`)."""
+"""The files of an ensemble (`oat.models.ensemble`)."""
 _KIND = Kind((*_KEYS, *_WEIGHTS, *_BESIDE), _KEYS, lambda name: name not in _ENSEMBLE)
 _ENSEMBLE_KIND = Kind(_ENSEMBLE, _ENSEMBLE[1:], _ENSEMBLE.__contains__)
 
@@ -212,7 +212,7 @@ def export_ensemble(run_dir: Path, out: Path, which: int | Literal["best"] | Non
         ExportError: the files cannot be written, or do not read back as they were written.
     """
     from oat.answering.learned import ensemble_features, ensemble_weights, policy_weights, run_config
-    from oat.models.ensemble_files import EnsembleDescription, save_ensemble
+    from oat.models.ensemble import EnsembleDescription, save_ensemble
 
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; give a directory")
@@ -258,7 +258,7 @@ def _refuse_other(folder: str, weights: "Mapping[str, torch.Tensor]", told: "Ens
     """
     import torch
 
-    from oat.models.ensemble_files import load_ensemble
+    from oat.models.ensemble import load_ensemble
 
     try:
         found, description = load_ensemble(folder)

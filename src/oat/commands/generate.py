@@ -13,10 +13,10 @@ from oat.commands.generation_options import add_generation_options, add_model, g
 from oat.commands.interruptible import hearing_signals
 from oat.data.fit import Fit
 from oat.data.formats import Layout
-from oat.data.index_cache import cache_folders
-from oat.data.prompt_set import PromptSet, Source
+from oat.data.index import cache_folders
+from oat.data.prompts import PromptSet, Source
 from oat.errors import ConfigError, DataError, printable
-from oat.evaluation.records import raw_prompt
+from oat.evaluation.held_out import raw_prompt
 from oat.files import appearing, refuse_known, saying_what_is_free, seen
 from oat.types import Group
 

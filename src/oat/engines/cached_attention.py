@@ -153,7 +153,7 @@ class Step:
     Args:
         rows: (R,) the cache's rows that the pass computes, as indices, in the order of the pass.
         written: indices of all rows that get a token, and for each the place in `rows` of the row from which
-            its key and value come (`equal_rows.py`); None: these are `rows`.
+            its key and value come (`decoding.py`); None: these are `rows`.
     """
 
     def __init__(

@@ -14,8 +14,7 @@ from oat.types import Sampling
 
 if TYPE_CHECKING:
     from oat.engines.base import Engine
-    from oat.engines.decoding import Decode
-    from oat.engines.records import Pooling
+    from oat.engines.decoding import Decode, Pooling
     from oat.engines.torch import TorchEngine
     from oat.models.causal_lm import CausalLM
 
@@ -123,7 +122,7 @@ class TorchMemory:
     def imitate(self, lm: "CausalLM", load: Load, sampling: Sampling) -> None:
         """Do, with a model without weights, a pass over the load's prompts, and the draw of one token for
         each row that is decoded at once."""
-        from oat.engines.torch_memory import imitate_step
+        from oat.engines.cache_trial import imitate_step
 
         rows = self._rows(load)
         imitate_step(lm, rows, -(-rows // load.samples), load.prompt, sampling)

@@ -10,8 +10,7 @@ from oat.types.part import Check, RunFacts
 
 if TYPE_CHECKING:
     from oat.engines.base import Engine
-    from oat.engines.decoding import Decode
-    from oat.engines.records import Pooling
+    from oat.engines.decoding import Decode, Pooling
     from oat.models.causal_lm import CausalLM
 
 

@@ -9,9 +9,11 @@ against the limit, but a decoding step does not compute with them.
 
 `cached_attention.py` computes attention over the pages. The attention of a row is summed in the order of the
 row's pages, so other rows in the cache do not change this order.
+
+The pages that stay in the cache between the turns of episodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from oat.engines.pages import PAGE, Pages, Storage
 from oat.models.causal_lm import CausalLM
+from oat.types import Request
 
 _SLACK = 1.03
 """The gaps of a block are closed if `Pages.used` is more than this number times the pages that belong into
@@ -358,3 +361,50 @@ def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of cached keys and values. On a CPU this is float32, since a product in half precision
     would round the scores. On other devices it is the dtype of the weights."""
     return torch.float32 if device.type == "cpu" else dtype
+
+
+class Kept:
+    """Rows of a cache that wait for the next turns of their episodes. A row is known by the key of its
+    request.
+
+    Attributes:
+        cache: the cache, in which all rows are parked.
+    """
+
+    def __init__(self, cache: PagedCache):
+        self.cache = cache
+        self._rows: dict[int, tuple[int, np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, key: int, row: int, ids: np.ndarray) -> None:
+        """Note a row of the cache.
+
+        Args:
+            key: the key of its request.
+            ids: the tokens whose keys and values the row has.
+        """
+        self._rows[key] = row, ids
+
+    def rows_of(self, requests: Sequence[Request]) -> np.ndarray:
+        """Return, for each request, the row with which it goes on; -1 if there is none. The request must
+        begin with the row's tokens, and have at least one more. No row is returned twice."""
+        found = np.full(len(requests), -1)
+        left = dict(self._rows)
+        for number, request in enumerate(requests):
+            row, ids = left.get(request.key, (-1, request.ids))
+            if len(ids) < len(request.ids) and np.array_equal(ids, request.ids[: len(ids)]):
+                found[number] = row
+                del left[request.key]
+        return found
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Drop the pages of the requests with these keys. If none is left, the cache is not tidied up: the
+        caller lets go of it."""
+        keys = set(keys)
+        if self._rows.keys() <= keys:
+            self._rows.clear()
+        for key in keys:
+            if key in self._rows:
+                self.cache.free(self._rows.pop(key)[0])

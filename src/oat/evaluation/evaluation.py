@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from oat.errors import ENDING, OatError, OracleError, warn
-from oat.evaluation.modes import Mode, best_of, learned_from
-from oat.evaluation.records import RecordFiles
+from oat.evaluation.held_out import RecordFiles
+from oat.evaluation.modes import Mode, Trigger, best_of, learned_from
 from oat.evaluation.statistics import (
     agreement,
     average,
@@ -26,7 +26,6 @@ from oat.evaluation.statistics import (
     pass_at,
     wins,
 )
-from oat.evaluation.trigger import Trigger
 from oat.protocols import Actor, Ledger
 from oat.seeds import Seeds
 from oat.types import (
@@ -42,7 +41,7 @@ from oat.types import (
     Question,
     Trajectory,
 )
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _Extracted = list[list[Hashable | None]]
 """The answers extracted from responses: B lists of G answers. An answer is None if none was found in the

@@ -22,7 +22,7 @@ from oat.oracles.builtin import BUILTIN
 from oat.resolve.resolved import Resolved
 from oat.text.renderer import Renderer
 from oat.types import Key, Price, Prompt, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""

@@ -17,7 +17,7 @@ from oat.oracles.builtin import KnownOracle
 from oat.resolve.defaults import derived
 from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.origin import Origin
+from oat.rundir.provenance import Origin
 from oat.tracking.sinks import told_of
 from oat.types import ENSEMBLE
 

@@ -243,7 +243,7 @@ def row_of(
         sampling: the settings of sampling that the row records; None: temperature 1.
         kept: number of ids in the kept set of each trained token; 0: no sets are recorded.
         sample: rows with the same `number` and different `sample` differ in their trained tokens. A pass
-            computes equal rows once (`learner/passes.py`).
+            computes equal rows once (`learner/models.py`).
     """
     digits = np.array([number >> min(place, 62) & 1 for place in range(width)], dtype=np.int32)
     prompt, ids = digits[: width - trained], digits[width - trained :] + np.int32(sample)

@@ -9,7 +9,6 @@ from typing import Any
 from oat import blobs
 from oat.errors import LedgerError
 from oat.ledger import schema
-from oat.ledger.connection import Connection
 from oat.ledger.intents import Intent, Known, text_name, values_of
 from oat.ledger.rows import (
     ANSWER_COLUMNS,
@@ -20,6 +19,7 @@ from oat.ledger.rows import (
     sources_of,
     text_names,
 )
+from oat.ledger.schema import Connection
 from oat.ledger.trajectory_files import Leftovers
 from oat.types import Answer, Group, Key, Price
 

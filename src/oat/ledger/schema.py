@@ -1,4 +1,23 @@
-"""The schema of a run's ledger: its tables, the migration of older files, and its canonical form."""
+"""The schema of a run's ledger: its tables, the migration of older files, and its canonical form.
+
+The database of a ledger: opens it, migrates it to the current schema version, and writes it in
+transactions.
+
+Threads share one connection. A transaction holds the lock from its beginning to its end, and every read holds
+it too. So no thread reads what another thread has not committed yet.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from threading import RLock
+from typing import Any, ClassVar, Self
+
+from oat.errors import LedgerError
+from oat.files import Standing, read_only_address, refuse_network, unwritten
+from oat.ledger import schema
+from oat.ledger.trajectory_files import TrajectoryFiles, is_name
 
 VERSION = 9
 LAST_WITH_BLOBS = 8
@@ -178,3 +197,232 @@ CANONICAL = (
 """The SQL queries whose results a digest covers. They leave out row numbers, tickets and clock times. They
 also leave out answers that no step or evaluation has taken, because chance decides which of these have come
 when a run ends."""
+
+
+class Connection:
+    """The open database of one ledger, with the files of its trajectories.
+
+    Args:
+        at_a_glance: see `read_only_address`. For a ledger that is only read.
+
+    Attributes:
+        is_read_only: True: nothing is written. If the schema version is old, all tables except the bytes of
+            trajectories are copied to memory, and the copy is migrated.
+        files: the files of the trajectories.
+        lock: a thread holds it while it reads or writes, and during other work in which no other thread may
+            write.
+
+    Raises:
+        LedgerError: the database cannot be opened, is not a ledger, has an unknown schema version, is on a
+            network file system, or is a link although it is to be written. Or the folder of the trajectories
+            cannot be made.
+    """
+
+    is_read_only: ClassVar[bool] = True
+
+    def __init__(self, path: Path, *, at_a_glance: bool = False):
+        refuse_network(path)
+        self.path = path
+        self.files = TrajectoryFiles.beside(path)
+        self.standing = Standing()
+        self.lock = RLock()
+        self._has_blobs = False
+        try:
+            if self.is_read_only:
+                self._open_read_only(read_only_address(path, at_a_glance=at_a_glance))
+            else:
+                self._open_to_write()
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            is_denied = isinstance(error, sqlite3.OperationalError)
+            hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
+            raise LedgerError(
+                f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory"
+            ) from error
+
+        found = self._version()
+        if found != schema.VERSION:
+            raise LedgerError(
+                f"{self.path}: schema version {found or 'unknown'}, this program writes {schema.VERSION}; "
+                "continue the run with the version that made it"
+            )
+
+    def _open_to_write(self) -> None:
+        self._refuse_other_names()
+        self.db = _connect(str(self.path))
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute("PRAGMA synchronous = FULL")
+        self.files.make()
+        self._bring_up_to_date()
+        self._give_space_back()
+        databases = (self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm"))
+        self.standing = Standing(*databases, self.files.directory)
+
+    def _refuse_other_names(self) -> None:
+        """Refuse a database that a second file name leads to. It is changed in place, so a copy of the run
+        that is made of links would change with it."""
+        for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            is_link = path.is_symlink()
+            if is_link or (path.exists() and path.stat().st_nlink > 1):
+                raise LedgerError(
+                    f"{path}: is {'a symbolic link' if is_link else 'a hard link, and has other names'}; "
+                    "writing there would change the same file in another folder, such as a backup of the "
+                    "run. Put a file of its own there: copy the run directory with `cp -rL` and continue "
+                    "the copy"
+                )
+
+    def _open_read_only(self, address: str) -> None:
+        self.db = _connect(address)
+        if self._version() not in (None, *schema.MIGRATIONS):
+            return
+        self.db.close()
+        self.db = _connect("file::memory:")
+        self.db.execute("ATTACH ? AS old", (address,))
+        self.db.execute("BEGIN")  # so that all tables are of one moment
+        tables = self.db.execute(
+            "SELECT name, type, sql FROM old.sqlite_master WHERE sql IS NOT NULL AND tbl_name != 'blobs' "
+            "AND name NOT LIKE 'sqlite%' ORDER BY type = 'index'"
+        ).fetchall()
+        for name, kind, sql in tables:
+            self.db.execute(sql)
+            if kind == "table":
+                self.db.execute(f'INSERT INTO main."{name}" SELECT * FROM old."{name}"')
+        self._has_blobs = bool(tables)
+        self.db.execute("COMMIT")
+        self._bring_up_to_date()
+
+    def _bring_up_to_date(self) -> None:
+        """Make the tables or migrate them. If the ledger is written, also remove the files that a kill has
+        left."""
+        with self:
+            found = self._version()
+            if found is None:
+                for statement in schema.TABLES.values():
+                    self.db.execute(statement)
+                self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(schema.VERSION),))
+            while found in schema.MIGRATIONS:
+                for statement in schema.MIGRATIONS[found]:
+                    self.db.execute(statement)
+                if found == schema.LAST_WITH_BLOBS and not self.is_read_only:
+                    self._move_blobs()
+                found += 1
+                self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
+            if not self.is_read_only and found == schema.VERSION:
+                self.files.sweep(self.kept_names())
+
+    def _move_blobs(self) -> None:
+        """Write the trajectories that an older schema has in a table into files, and drop the table. One blob
+        is in memory at a time. If a kill comes before the transaction ends, the table stays as it was. The
+        next opening begins anew with it."""
+        for name, data in self.db.execute("SELECT hash, CAST(data AS BLOB) FROM blobs"):
+            if is_name(name):
+                self.files.write(name, data)
+        self.db.execute("DROP TABLE blobs")
+
+    def _give_space_back(self) -> None:
+        """Pack the database if more than half of it is free, as after a migration. If there is no room for
+        this, the database stays large, and SQLite uses the free pages for new rows."""
+        free, all_pages = (self._one(f"PRAGMA {name}", ()) for name in ("freelist_count", "page_count"))
+        if 2 * free > all_pages:
+            with suppress(sqlite3.OperationalError):
+                self.db.execute("VACUUM")
+                self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _version(self) -> int | None:
+        """Return the version of the file's schema; 0 if the file does not say it; None if the file has no
+        tables."""
+        if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            return None
+        if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return 0
+        row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        return int(row[0]) if row and row[0].isdigit() else 0
+
+    def __enter__(self) -> Self:
+        """Begin a transaction. If an error is raised before the transaction ends, all its changes are undone.
+        Other threads wait until it has ended.
+
+        Raises:
+            LedgerError: the database cannot be written, was replaced or deleted since it was opened, or is
+                being written by another process. The end of the transaction may raise this error too.
+        """
+        with ExitStack() as held:
+            held.enter_context(self.lock)
+            self.standing.refuse_lost(LedgerError)
+            try:
+                self.db.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                raise unwritten(self.path, error) from error
+            held.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        try:
+            try:
+                if error is None:
+                    self.db.execute("COMMIT")
+            except sqlite3.OperationalError as failed:
+                error = failed
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+        finally:
+            self.lock.release()
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
+            raise unwritten(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the database. A thread that still reads or writes ends first."""
+        with self.lock:
+            self.db.close()
+
+    def kept_names(self) -> set[str]:
+        """Return the names of all trajectories that were not dropped."""
+        return {name for (name,) in self.rows("SELECT DISTINCT groups FROM rounds WHERE kept = 1")}
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query."""
+        with self.lock:
+            return self.db.execute(sql, values).fetchall()
+
+    def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """Return the first row of a query; None if it has none."""
+        with self.lock:
+            found: tuple[Any, ...] | None = self.db.execute(sql, values).fetchone()
+        return found
+
+    def _one(self, sql: str, values: Sequence[Any]) -> int:
+        with self.lock:
+            number: int = self.db.execute(sql, values).fetchone()[0]
+        return number
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A context that holds the lock, and raises a LedgerError in place of the errors that damaged rows
+        raise.
+
+        Raises:
+            LedgerError: a row is damaged.
+        """
+        try:
+            with self.lock:
+                yield
+        except (ValueError, TypeError, LookupError) as error:
+            raise self._damaged(f"a row ({type(error).__name__}: {error})") from error
+
+    def _damaged(self, what: str) -> LedgerError:
+        hint = (
+            "`oat ledger RUN --check` says what else is wrong: restore the file from a copy, or begin "
+            "anew in another run_dir"
+        )
+        return LedgerError(f"{self.path}: {what} is not what was written there; {hint}")
+
+    def _each(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Return the rows of a query that contains `IN ({})`, for any number of values."""
+        with self.lock:
+            parts = [values[start : start + 500] for start in range(0, len(values), 500)]
+            return [row for some in parts for row in self.rows(sql.format(", ".join("?" * len(some))), some)]
+
+
+def _connect(address: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        address, uri=address.startswith("file:"), isolation_level=None, timeout=30.0, check_same_thread=False
+    )

@@ -16,9 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oat.errors import ModelError
-from oat.models.attention import AttentionLayout, Packed
+from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
-from oat.models.packing import pack, pack_groups
 
 Layer = int | Literal["all"]
 """A layer whose hidden states are read: -1 is the last one, 1 the first one, "all" every one."""

@@ -34,8 +34,7 @@ from oat.models.beside import (
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_head, give_layouts
 from oat.models.linear import use_fast_matmul
-from oat.models.sources import refuse_two_sources
-from oat.models.weight_files import are_equal, described
+from oat.models.weight_files import are_equal, described, refuse_two_sources
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NUMBERED = re.compile(r"\.\d+\.")

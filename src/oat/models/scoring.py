@@ -44,8 +44,8 @@ from oat.errors import ConfigError, ModelError, OatWarning, OracleError, Templat
 from oat.files import seen
 from oat.models.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
 from oat.models.loading import load_config, load_module, load_tokenizer
+from oat.text.chat_template import reads_date
 from oat.text.renderer import Renderer
-from oat.text.templates import reads_date
 from oat.text.vocabulary import check_vocabulary
 from oat.types import Message
 

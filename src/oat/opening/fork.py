@@ -19,15 +19,15 @@ from oat.config.stored import load_stored
 from oat.errors import ConfigError
 from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
 from oat.ledger import versions
+from oat.ledger.outstanding import close_unanswered
 from oat.ledger.reader import Reader
-from oat.ledger.settling import close_unanswered
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
 from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import MARK, is_begun, is_own, is_run, remove_own
-from oat.rundir.origin import FORK_FILE, Origin, first_seed, origin_of, read_origin, told_of_fork
+from oat.rundir.provenance import FORK_FILE, Origin, first_seed, origin_of, read_origin, told_of_fork
 from oat.rundir.rows import content_of
 from oat.tracking.files import STREAMS
 

@@ -43,10 +43,9 @@ from oat.rundir.checkpoint_files import saved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
-from oat.rundir.origin import Origin, origin_of
-from oat.rundir.provenance import entries
+from oat.rundir.provenance import Origin, entries, origin_of
 from oat.runtime.crew import Life
-from oat.text.templates import reads_date
+from oat.text.chat_template import reads_date
 
 T = TypeVar("T")
 

@@ -1,11 +1,15 @@
 """Loads users' code by name: `path/to/file.py:Name`, `package.module:Name`, or `python:Name` for an object
-that a Python program passed to `oat.Trainer`."""
+that a Python program passed to `oat.Trainer`.
+
+The options that users' classes and functions take.
+"""
 
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -15,6 +19,19 @@ from typing import Any
 from oat.errors import ConfigError, did_you_mean
 from oat.files import seen
 from oat.plugins.calls import bare, guarded, is_installed, last_place
+
+
+def keywords(found: Callable[..., Any]) -> set[str] | None:
+    """Return the names of the keywords that a function, or a class's constructor, takes. Return None if it
+    takes any keyword (`**kwargs`), or has no signature that can be read."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # some built-in classes have no signature
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
 
 given: dict[str, Any] = {}
 """The objects that `python:Name` names, by `Name`."""

@@ -41,7 +41,7 @@ from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
 from oat.rundir.reading import LoadedRun
 from oat.types import ENSEMBLE, Answer, Group
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 DatasetLayout = Literal["preference", "scored"]
 

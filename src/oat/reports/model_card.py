@@ -16,7 +16,7 @@ from oat.resolve.about import About
 from oat.rundir.provenance import is_secret, versions
 from oat.rundir.rows import read_metrics
 from oat.types import UNASKED
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHOWN = (

@@ -16,7 +16,7 @@ from oat.files import seen
 from oat.loop import Run
 from oat.reports.progress import way_on
 from oat.resolve.about import About
-from oat.rundir.origin import begins_after
+from oat.rundir.provenance import begins_after
 from oat.rundir.rows import sound_rows
 
 FIRST_STEPS = 2

@@ -24,7 +24,7 @@ from oat.reports.trace import name_boxes
 from oat.resolve.about import About
 from oat.rundir.rows import read_metrics
 from oat.tracking.files import step_line
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 WATCHED = (
     "reward/mean",

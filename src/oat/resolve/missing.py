@@ -7,8 +7,7 @@ run's own modules take seconds to import.
 from pathlib import Path
 
 from oat.config.settings import SourceConfig
-from oat.data.sources import open_records
-from oat.data.text_files import ENDINGS
+from oat.data.sources import ENDINGS, open_records
 from oat.files import seen
 from oat.models.beside import locate
 from oat.plugins.loading import load_symbol

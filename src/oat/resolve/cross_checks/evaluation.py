@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oat.evaluation.records import RECORD, TURNS
+from oat.evaluation.held_out import RECORD, TURNS
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.extraction import load_extractor
 from oat.resolve.resolved import Resolved, evaluation_budgets, evaluation_oracles_of
