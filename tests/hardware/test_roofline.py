@@ -18,7 +18,7 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, MixtralConfig
 
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE
 from oat.hardware.roofline import LARGEST, Cost, Rates, Stopwatch, bandwidth, cost_of, matrix_rate, rates_of
 from oat.learner.models import Critic, LanguageModel
 from oat.models.causal_lm import CausalLM

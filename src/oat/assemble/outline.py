@@ -9,8 +9,7 @@ import torch
 
 from oat.assemble import models
 from oat.engines.cache_trial import keys_of
-from oat.engines.paged_cache import cache_dtype_on
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE, cache_dtype_on
 from oat.models.causal_lm import CausalLM, number_in
 from oat.models.frozen import counted
 from oat.models.outline_errors import NotOutlinedError

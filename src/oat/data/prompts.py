@@ -1,8 +1,6 @@
-"""The order in which a run takes its prompts, and the run's position in this order. `data/prompts.py`
-reads a prompt when the run takes it.
-
-The prompts of one source, read on demand. `data/sources.py` reads records, and `data/formats.py` turns
-a record into a prompt.
+"""The order in which a run takes its prompts, and the run's position in this order. The
+prompts of a source are read when the run takes them: `data/sources.py` reads records, and `data/formats.py`
+turns a record into a prompt.
 
 Some records can only be read in order: Parquet, streamed datasets and iterators. They are copied as JSON
 lines to an unnamed file in the run directory or, if there is no run, in the system's folder for temporary

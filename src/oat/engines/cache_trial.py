@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from oat.engines.cached_attention import Filling, Step
-from oat.engines.paged_cache import PagedCache, cache_dtype
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE, PagedCache, cache_dtype
 from oat.engines.shapes import filled_up, passes
 from oat.errors import ModelError
 from oat.functional.logprobs import token_logps

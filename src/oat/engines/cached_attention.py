@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from oat.engines.paged_cache import PagedCache, Places
-from oat.engines.pages import PAGE, Pages
+from oat.engines.paged_cache import PAGE, PagedCache, Pages, Places
 from oat.models.attention import Packed
 
 

@@ -106,8 +106,7 @@ class TorchMemory:
         """Return the bytes of the KV cache when every row has its largest length, limited by `cache_gb`. If
         the samples of a prompt share pages, the full pages of the prompt count once."""
         from oat.engines.cache_trial import keys_of
-        from oat.engines.paged_cache import cache_dtype
-        from oat.engines.pages import PAGE
+        from oat.engines.paged_cache import PAGE, cache_dtype
         from oat.engines.torch import GB
 
         rows = self._rows(load)

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from oat.engines.cache_trial import page_bytes_of
 from oat.engines.decoding import Decode, Decoding, Pooling
-from oat.engines.paged_cache import Kept
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE, Kept
 from oat.engines.scoring import score
 from oat.engines.shapes import fixed_rows, fixed_width
 from oat.errors import EngineError, WeightsError, did_you_mean

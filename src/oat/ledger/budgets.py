@@ -7,7 +7,7 @@ its purpose:
 * the price of all answers that steps have taken,
 * the highest price of every question that no step has taken.
 
-A question that costs nothing is always paid. If questions are asked in waves (`ledger/budgets.py`), each is
+A question that costs nothing is always paid. If questions are asked in waves (`Waves`), each is
 paid or refused later, when its wave is formed.
 
 Before a step of training, the ledger also decides whether training can buy anything more. This depends only

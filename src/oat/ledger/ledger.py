@@ -33,8 +33,7 @@ from oat.control.silence import warn_of_silence
 from oat.ledger.budgets import Spending, Waves
 from oat.ledger.cache import Cache
 from oat.ledger.intents import Intent, Known, whole
-from oat.ledger.open_rounds import OpenRounds
-from oat.ledger.outstanding import Outstanding, Settling, close_unanswered, unanswered
+from oat.ledger.outstanding import OpenRounds, Outstanding, Settling, close_unanswered, unanswered
 from oat.ledger.store import Store
 from oat.ledger.versions import changes, take_up
 from oat.oracles.base import Oracle
