@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "ledger": "blobs control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",
     "metrics": "errors",
-    "models": "config errors files functional text types",
+    "models": "config errors files functional lazy text types",
     "opening": (
         "assemble config control data errors files forecast learner ledger loop models resolve "
         "rundir runtime text tracking"

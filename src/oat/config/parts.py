@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from oat.config.fields import said
 from oat.config.load import Origins, blaming, convert, unknown_field, where
 from oat.config.part_names import REGISTRIES, readers_of
 from oat.config.settings import Component, Config, Part
@@ -46,11 +47,18 @@ def with_settings(config: Config, origins: Origins, like: Config | None = None) 
 
 
 def _same(component: Component, part: Any, before: Any) -> Part | None:
-    """Return the part in another configuration if it has these settings; None: it has others."""
+    """Return the part in another configuration, with the values that it leaves open and `component` has, if
+    all other settings are the same. Return None if they are not."""
     cls = getattr(part, "Config", NoOptions)
-    if isinstance(before, Part) and before.options == component.options and type(before.settings) is cls:
-        return replace(before, name=component.name)
-    return None
+    if not isinstance(before, Part) or type(before.settings) is not cls:
+        return None
+    is_open = {f.name: before.options[f.name] == said(f).open for f in dataclasses.fields(cls)}
+    if before.options.keys() != component.options.keys():
+        return None
+    others = {name: value for name, value in component.options.items() if before.options[name] != value}
+    if not all(is_open[name] for name in others):
+        return None
+    return replace(filled(before, others) if others else before, name=component.name)
 
 
 def _part(config: Config, section: str, part: Any, origins: Origins) -> Part:

@@ -9,12 +9,8 @@
    on the request and the settings. The prompts of a batch are padded to one width, a power of two, and share
    no page. Kernels divide a tensor among threads, and the last elements of a small part may be rounded
    differently. So batches have a fixed number of rows, at least 64, and at most two threads compute.
-<<<<<<< ours
 4. The pages of an episode stay in the cache between its turns (`paged_cache.py`), except with
    `deterministic`.
-=======
-4. The pages of an episode stay in the cache between its turns (`paged_cache.py`), not with `deterministic`.
->>>>>>> theirs
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """

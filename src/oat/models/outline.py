@@ -6,12 +6,6 @@ There are two kinds of copies, both without values:
 * On `meta`: the tensors have only shapes.
 * Fake: the tensors also state the device that the model would be on. Within a `FakeTensorMode`, a run can be
   built with fake copies, to count its memory.
-<<<<<<< ours
-=======
-
-Every resolved configuration has an `Outlines`, and a configuration may be refused without a model. So the
-code that makes models is imported when the first one is made.
->>>>>>> theirs
 """
 
 import copy
