@@ -56,11 +56,13 @@ SUBSTITUTES: dict[str, dict[str, Any]] = {
     },
     "grpo_ray": {
         "prompts.path": "inputs/sums.jsonl",
+        "oracle": {"name": "inputs/reward.py:reward"},
         "evaluation.path": "inputs/sums.jsonl",
         "compute": {"threads": 1},
     },
     "dpo_ray": {
         "prompts.path": "inputs/sums.jsonl",
+        "oracle": {"name": "inputs/reward.py:reward"},
         "evaluation.path": "inputs/sums.jsonl",
         "compute": {"threads": 1},
     },
@@ -80,9 +82,10 @@ SUBSTITUTES: dict[str, dict[str, Any]] = {
     "reward_models/dpo_pairrm": {"oracle.path": "inputs/pairrm", "model": "inputs/stories"},
 }
 """What a configuration of `configs/` gets in place of what a machine lacks: data of the user or of a
-quickstart (sums), a cluster of Ray (one process), a server (the one of this script), and a trained reward
-model or PairRM (random ones of the same architecture). Every configuration gets `WRITER` in place of its
-model, but for those whose reward model knows few characters: they get a model with the same ones."""
+quickstart (sums, with a rule that ties seldom), a cluster of Ray (one process), a server (the one of this
+script), and a trained reward model or PairRM (random ones of the same architecture). Every configuration gets
+`WRITER` in place of its model, but for those whose reward model knows few characters: they get a model with
+the same ones."""
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -285,7 +288,7 @@ def make_inputs(source: Checkout, out: Path) -> tuple[Path, list[dict[str, Any]]
 
 
 def leaves(text: str) -> dict[str, Any]:
-    """Return the settings of a configuration in YAML by dotted name."""
+    """Return the settings of a configuration in YAML by dotted name; nothing if there is no text."""
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(node, dict) and node:
@@ -294,10 +297,7 @@ def leaves(text: str) -> dict[str, Any]:
         else:
             yield path, node
 
-    try:
-        return dict(walk(yaml.safe_load(text), ""))
-    except yaml.YAMLError:
-        return {"": text}
+    return dict(walk(yaml.safe_load(text), "")) if text else {}
 
 
 def compare(
@@ -306,12 +306,16 @@ def compare(
     """Return the outcome of one run, which is "equal" if all is well, and lines about its settings."""
     if old is None or new is None:
         return "not made", []
-    before, after = leaves(old["settings"]), leaves(new["settings"])
+    before, after = (leaves(one["settings"]) for one in (old, new))
     both = before.keys() & after.keys()
     changed = [name for name in sorted(both) if before[name] != after[name]]
     lines = [f"{name}: {before[name]!r} -> {after[name]!r}" for name in changed]
-    lines += [f"{name}: only OLD has it" for name in sorted(before.keys() - both)]
-    lines += [f"{name}: only NEW has it" for name in sorted(after.keys() - both)]
+    for side, own in (("OLD", before), ("NEW", after)):
+        if before and after:
+            lines += [f"{name}: only {side} has it" for name in sorted(own.keys() - both)]
+        elif not own:
+            changed.append("all")
+            lines.append(f"{side} prints no settings")
     failed = [(side, one) for side, one in (("OLD", old), ("NEW", new)) if one["code"]]
     if failed:
         said = [f"{side} ended with {one['code']}: {' '.join(one['said'].split())}" for side, one in failed]
@@ -352,15 +356,18 @@ def main() -> int:
     server.shutdown()
     print("| run | outcome | has learned | weights in OLD | in NEW |\n" + "| --- " * 5 + "|")
     outcomes = {}
-    told = []
+    told: dict[str, list[str]] = {}
     for name in (run["name"] for run in runs):
         one, other = (side.get(name) for side in found)
         outcomes[name], lines = compare(one, other, options.accept)
         weights = [(each or {}).get("digest", {}).get("weights", "")[:12] for each in (one, other)]
         has_learned = "yes" if (one or {}).get("learned") else "no"
         print(f"| {name} | {outcomes[name]} | {has_learned} | {' | '.join(weights)} |")
-        told += [f"{name}: {line}" for line in lines]
-    print("\n".join(["", *told]) if told else "")
+        for line in lines:
+            told.setdefault(line, []).append(name)
+    print()
+    for line, names in told.items():
+        print(f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {line}")
     different = sum(outcome != "equal" for outcome in outcomes.values())
     print(f"{len(outcomes)} runs, {different} of them not equal")
     return 1 if different or not outcomes else 0
