@@ -26,7 +26,7 @@ OUTSIDE = {
 SECTIONS = {f.name for f in fields(Config)}
 DOORS = {
     "oat.config.settings": {"Config"},
-    "oat.config.load": {"load_config", "parse_config", "stored_config", "convert"},
+    "oat.config.load": {"load_config", "config_of", "stored_config", "convert"},
     "oat.resolve.resolve": {"resolve", "make_objective"},
     "oat.resolve.resolved": {"Resolved"},
     "oat.resolve.targets": {"resolve_file", "resolve_tree", "resolve_evaluated", "evaluated_as"},

@@ -12,7 +12,7 @@ from pretended import pretended_gpu
 from torch._subclasses.fake_tensor import FakeTensor
 
 from oat.assemble.actor_side import ActorPlan, open_actor_side
-from oat.config.load import load_config
+from oat.config.load import dump, load_config
 from oat.forecast.estimate import SURE, Lengths, estimate
 from oat.forecast.memory_apart import IMPORTS, RAY, Needs, estimate_actor, needs_of
 from oat.forecast.places import size_of
@@ -71,7 +71,7 @@ def test_an_actor_holds_what_is_estimated(world: World, tmp_path: Path, changes:
     config = resolved(world, tmp_path, {**APART, **changes})
     expected = estimate_actor(config, LENGTHS).parts["weights"]
     before = storages()
-    side = open_actor_side(ActorPlan(config.as_yaml(), 7, records_text_ends=False))
+    side = open_actor_side(ActorPlan(dump(config.config), 7, records_text_ends=False))
     gc.collect()
     made = {place: size for place, size in storages().items() if place not in before}
     assert sum(made.values()) == pytest.approx(expected, rel=0.1)

@@ -19,7 +19,7 @@ from oat.assemble.run_directory import Home
 from oat.assemble.run_inputs import RunInputs
 from oat.assemble.same_inputs import inputs_sent
 from oat.config.compute_settings import ComputeConfig
-from oat.config.load import to_yaml
+from oat.config.load import dump
 from oat.config.part_names import REGISTRIES
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.config.stored import stored_config
@@ -123,7 +123,7 @@ def hire_processes(
         with resolved.blame("compute.runtime"):
             for crew in hired.crews:
                 crew.ready()
-        sent, inputs = to_yaml(_without_oracles(config)), inputs_sent(resolved, run_inputs.inputs)
+        sent, inputs = dump(_without_oracles(config)), inputs_sent(resolved, run_inputs.inputs)
         hired.actors.make(_ACTOR, replace(sampling, config=sent, inputs=inputs).encoded)
         if hired.learner is not None:
             hired.learner.make(_LEARNER, replace(learning, config=sent, inputs=inputs).encoded)

@@ -172,13 +172,13 @@ def _computing(
 ) -> _Computing:
     config = resolved.config
     learning = LearnerPlan(
-        resolved.as_yaml(),
+        {},
         seeds.first,
         str(home.directory / "nonfinite"),
         _longest(resolved, run_inputs),
         run_inputs.known is not None,
     )
-    sampling = ActorPlan(learning.config, seeds.first, run_inputs.has_character_steps)
+    sampling = ActorPlan({}, seeds.first, run_inputs.has_character_steps)
     processes = None
     if load is load_model:  # outlines of models work for nobody
         processes = hire_processes(resolved, run_inputs, home, sampling, learning)

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from oat.config.fields import UNSAID, said
-from oat.config.load import Origins, dump, load_tree, parse_config, read_tree, to_yaml
+from oat.config.load import Origins, config_of, dump, load_tree, parse_tree, read_tree, to_yaml
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
 from oat.files import write_atomically
@@ -131,7 +131,7 @@ def _edited(text: str, before: Mapping[str, Any], config: Config) -> str | None:
             parts += [text[end:start], value]
             end = stop
         found = "".join([*parts, text[end:]])
-        return found if parse_config(found)[0] == config else None
+        return found if config_of(parse_tree(found))[0] == config else None
     except (KeyError, ConfigError):
         return None
 

@@ -38,9 +38,10 @@ def as_begun(resolved: Resolved) -> Resolved:
 
 
 def resolve_stored(file: Path, resolved: Resolved) -> Resolved:
-    """Resolve the configuration of a run. Parts that have the same settings in `resolved` are taken from
-    there."""
-    return resolve(with_settings(load_stored(file)[0], {}, like=resolved.config), {})
+    """Resolve the configuration of a run. From `resolved` are parts that have the same settings there, and
+    `tracking`, which may always change."""
+    stored = with_settings(load_stored(file)[0], {}, like=resolved.config)
+    return resolve(replace(stored, tracking=resolved.config.tracking), {})
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 from oat.config.load import Origins, convert, unknown_field, where
 from oat.config.settings import SinkConfig, TrackingConfig
@@ -37,19 +36,23 @@ def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
                 f"{key}.*; remove one"
             )
         keys.add(key)
-        if sink.name != FILES and sink.name in SINKS:
-            sink = replace(sink, options=_options(sink, path, origins))
+        if sink.name != FILES and sink.name in SINKS and not isinstance(sink, _Typed):
+            sink = _typed(sink, path, origins)
         found.append(sink)
     return replace(tracking, sinks=tuple(found))
 
 
-def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[str, Any]:
-    """Return the options of one of the package's own sinks. Options that are not set have their defaults."""
+class _Typed(SinkConfig):
+    """One of the package's own sinks, whose options were checked, and are complete."""
+
+
+def _typed(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> SinkConfig:
     cls = SINKS[sink.name].Config
     known = {f.name for f in fields(cls)}
     for option in sink.options.keys() - known:
         raise unknown_field((*path, option), {*known, "samples", "wait_s"}, origins, f" of {sink.name}")
-    return asdict(convert(cls, sink.options, path, origins))
+    options = asdict(convert(cls, sink.options, path, origins))
+    return _Typed(sink.name, options, sink.samples, sink.wait_s)
 
 
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
@@ -118,7 +121,9 @@ def _described(sink: SinkConfig) -> Described:
     ours = SINKS.get(sink.name)
     place, _, attribute = sink.name.rpartition(":")
     is_file = ours is None and place.endswith(".py")
-    options: dict[str, Any] = {**(asdict(ours.Config()) if ours else {}), **sink.options}
+    options = sink.options
+    if ours is not None and not isinstance(sink, _Typed):  # `tracking.tensorboard: true` has no section
+        options = asdict(ours.Config())
     return Described(
         key=key_of(sink.name),
         symbol=f"{seen(place)}:{attribute}" if is_file else SINKS.symbol(sink.name),
