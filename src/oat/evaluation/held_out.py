@@ -20,7 +20,7 @@ import torch
 from oat.algorithms.base import Objective, prepared
 from oat.errors import DirectoryError, RecordError, printable
 from oat.evaluation.modes import Trigger
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 from oat.files import Standing, write_atomically
 from oat.protocols import Learner
 from oat.rollout.recorded import RecordedActor

@@ -14,8 +14,7 @@ from oat.algorithms.base import Objective
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
-from oat.explore.base import Explorer
-from oat.explore.none import NoExploration
+from oat.explore.base import Explorer, NoExploration
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
 from oat.oracles.builtin import BUILTIN
