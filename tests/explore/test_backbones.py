@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from fixtures import World, oat
-from oat.build import late_checks
 from tiny_models import build_config, build_tokenizer, save_model
 from tokenizers import processors
 from transformers import (
@@ -21,6 +20,7 @@ from transformers import (
     RobertaConfig,
 )
 
+from oat.assemble import late_checks
 from oat.errors import ConfigError, OatWarning
 from oat.explore.settings import FeaturesConfig
 from oat.rollout.features import load_backbone
