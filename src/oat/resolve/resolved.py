@@ -18,7 +18,7 @@ from oat.engines.kind import EngineKind, Traits
 from oat.explore.base import Explorer
 from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.resolve.about import About, about
 from oat.resolve.parts import find_part, part_checks, run_facts, settings_of
 from oat.tracking.sinks import refuse_missing
