@@ -365,9 +365,9 @@ def test_the_loop_knows_protocols_only(name: str) -> None:
     assert foreign(imports(ROOT / f"{name}.py"), *allowed) == set()
 
 
-def test_only_one_file_knows_concrete_parts_of_several_boxes() -> None:
-    """A file may use a concrete algorithm, engine, explorer or oracle. Only resolve/resolve.py uses several:
-    it makes the explorer of a run whose oracle it checks."""
+def test_no_file_knows_concrete_parts_of_several_boxes() -> None:
+    """A file may use a concrete algorithm, engine, explorer or oracle. Those of other boxes it knows by their
+    protocols, and by their simplest forms, which stand beside them."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."
@@ -380,9 +380,7 @@ def test_only_one_file_knows_concrete_parts_of_several_boxes() -> None:
         }
         if concrete:
             found[name_of(file)] = {name.split(".")[1] for name in concrete}
-    assert {name: boxes for name, boxes in found.items() if len(boxes) > 1} == {
-        "oat.resolve.resolve": {"explore", "oracles"}
-    }
+    assert {name: boxes for name, boxes in found.items() if len(boxes) > 1} == {}
 
 
 def test_only_those_who_make_runs_import_assemble_run() -> None:

@@ -38,7 +38,6 @@ DOORS = {
 text."""
 HOLDERS = {
     "__init__.py": "offers oat.load_run",
-    "cli/check.py": "passes a resolved configuration from resolve/targets.py to the command",
     "commands/check.py": "passes it to the functions of forecast/ that write its lines",
     "commands/eval.py": "passes it to assemble/run.py",
     "commands/export.py": "reads the activation of the ensemble of a run (answering/learned.py)",

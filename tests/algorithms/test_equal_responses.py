@@ -16,7 +16,7 @@ from pyarrow import parquet
 import oat
 from oat.environments.base import Turn
 from oat.errors import ConfigError, ContractError, OatWarning
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 from oat.ledger.reader import Reader
 from oat.reports.accounts import _write_parquet, export_answers
 from oat.testing import FakeOracle, check_oracle

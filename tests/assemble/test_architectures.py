@@ -12,7 +12,7 @@ from oat.assemble.outline import outline_of
 from oat.config.settings import ModelConfig
 from oat.engines.cache_trial import page_bytes_of
 from oat.models.loading import load_lm
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 
 COMMON: dict[str, Any] = {
     "hidden_size": 16,

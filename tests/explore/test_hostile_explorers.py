@@ -17,9 +17,8 @@ from trainers import lines
 from oat import Trainer
 from oat.commands.digest import digest_run
 from oat.errors import ContractError, OatWarning
-from oat.explore.base import Round
+from oat.explore.base import NoExploration, Round
 from oat.explore.find_rule import call_rule, find_rule
-from oat.explore.none import NoExploration
 from oat.resolve.explorers import GuardedExplorer
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
@@ -187,7 +186,7 @@ def test_needs_that_no_actor_has_are_refused(needs: Any) -> None:
 
 
 SOURCE = """
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 
 class Mine(NoExploration):
     def choose(self, *given):

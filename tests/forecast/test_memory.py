@@ -17,7 +17,7 @@ from oat.config.settings import ModelConfig
 from oat.forecast.estimate import SURE, Lengths, estimate, lengths_of
 from oat.learner.limits import LiveBytes
 from oat.models.loading import load_lm
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.resolve.resolve import resolve
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")

@@ -297,7 +297,7 @@ def test_late_answers_count_for_the_step_that_takes_them(tmp_path: Path, clock: 
 EXPLORER = '''
 from dataclasses import replace
 
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 
 
 class Counting(NoExploration):

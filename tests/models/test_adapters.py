@@ -27,7 +27,7 @@ from oat.learner.models import Critic, LanguageModel
 from oat.models.adapter_files import described_adapter
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model, save_adapter
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.resolve.resolve import resolve
 
 TARGETS = ("lm_head", "q_proj")

@@ -26,7 +26,7 @@ from oat.forecast.estimate import Lengths, estimate
 from oat.learner.models import Critic
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.models.value_head import check_value_head, read_value_head
 from oat.resolve.resolve import resolve
 from oat.types import Segment, Trajectory

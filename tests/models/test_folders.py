@@ -34,7 +34,7 @@ from oat.learner.models import frozen_checksum, refuse_other_tensors
 from oat.models.beside import is_adapter_directory
 from oat.models.loading import load_config, load_lm, load_module, load_tokenizer
 from oat.models.lora import load_model
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.models.scoring import Scorer
 from oat.models.weight_files import refuse_two_sources
 

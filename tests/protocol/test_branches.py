@@ -285,7 +285,7 @@ REFUSED = {
         "algorithm.samples or algorithm.vine.branches or algorithm.vine.most_steps",
     ),
     "an explorer": (
-        {"explorer": {"name": "oat.explore.none:NoExploration"}},
+        {"explorer": {"name": "oat.explore.base:NoExploration"}},
         "algorithm.advantage vine needs the scores of all responses",
     ),
 }

@@ -117,7 +117,7 @@ def test_what_follows_from_recorded_data_and_forms(world: World, tmp_path: Path)
 def test_what_a_users_explorer_says_of_its_own_settings(world: World, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from oat.explore.none import NoExploration\n"
+        "from oat.explore.base import NoExploration\n"
         "from oat.types.part import Check, Derived\n"
         "@dataclass(frozen=True)\n"
         "class Config:\n    longest: int | None = None\n"

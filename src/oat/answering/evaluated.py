@@ -14,8 +14,7 @@ from typing import Any
 from oat.answering.learned import run_config
 from oat.config.settings import Component, Config
 from oat.errors import ConfigError
-from oat.explore.base import Explorer
-from oat.explore.none import NoExploration
+from oat.explore.base import Explorer, NoExploration
 from oat.explore.settings import WITHIN_RUN, EnsembleConfig, FeaturesConfig, ensemble_of, features_of
 from oat.files import seen
 from oat.resolve.resolve import make_explorer, make_objective

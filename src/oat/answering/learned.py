@@ -21,7 +21,7 @@ from oat.loop import Run
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model
-from oat.models.outline import Outlines
+from oat.models.outlines import Outlines
 from oat.resolve.about import About, about
 from oat.resolve.model_starts import critic_model
 from oat.rundir.checkpoints import Checkpoints

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from oat.cli.file_names import read_in_utf8
-from oat.cli.same_hashes import fix_hashes
+from oat.cli.restart import fix_hashes, read_in_utf8
 from oat.control.stages import telling
 from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from

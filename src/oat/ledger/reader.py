@@ -10,16 +10,16 @@ from oat import blobs
 from oat.errors import LedgerError
 from oat.ledger import schema
 from oat.ledger.intents import Intent, Known, text_name, values_of
-from oat.ledger.rows import (
+from oat.ledger.schema import (
     ANSWER_COLUMNS,
     QUESTION_COLUMNS,
+    Connection,
     answer_of,
     cached_known,
     question_of,
     sources_of,
     text_names,
 )
-from oat.ledger.schema import Connection
 from oat.ledger.trajectory_files import Leftovers
 from oat.types import Answer, Group, Key, Price
 

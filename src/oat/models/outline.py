@@ -1,7 +1,7 @@
 """Models without weights (outlines), made from their configuration: every tensor has a shape and no memory.
 
-For each path and precision, `Outlines` makes one module on torch's device `meta`, and returns copies of it.
-There are two kinds of copies, both without values:
+For each path and precision, `Outlines` (`outlines.py`) makes one module on torch's device `meta`, and returns
+copies of it. There are two kinds of copies, both without values:
 
 * On `meta`: the tensors have only shapes.
 * Fake: the tensors also state the device that the model would be on. Within a `FakeTensorMode`, a run can be
@@ -12,12 +12,11 @@ import copy
 import importlib.util
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from oat.config.settings import ModelConfig
 from oat.errors import ModelError
 from oat.files import located, seen
 from oat.models.attention import NAME
@@ -27,11 +26,6 @@ from oat.models.linear import use_fast_matmul
 from oat.models.loading import DTYPES, causal_config, module_from_files, refusing
 from oat.models.outline_errors import reason_of
 from oat.models.weight_files import described
-
-if TYPE_CHECKING:
-    import torch
-
-    from oat.models.causal_lm import CausalLM
 
 
 def outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
@@ -85,61 +79,3 @@ def faked(lm: CausalLM, device: torch.device) -> CausalLM:
                     else fake
                 )
     return copy.deepcopy(lm, made)
-
-
-class Outlines:
-    """The models without weights that one command needs. Each is made at the first request for it."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[str, str, bool], "CausalLM"] = {}
-
-    def on_meta(
-        self,
-        config: ModelConfig,
-        seed: int = 0,
-        device: "torch.device | str" = "cpu",
-        *,
-        field: str = "model.adapter",
-        needs_head: bool = True,
-    ) -> "CausalLM":
-        """Make the model that `load_model` would load, without weights, on the device `meta`; `device` is
-        ignored.
-
-        Raises:
-            ConfigError, ModelError: an error of `load_model` that is found without reading weights.
-        """
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        from oat.models.lora import load_model
-
-        with _disable_current_modes():
-            return load_model(config, seed, "meta", field=field, needs_head=needs_head, load=self._copied)
-
-    def fake(
-        self,
-        config: ModelConfig,
-        seed: int = 0,
-        device: "torch.device | str" = "cpu",
-        *,
-        field: str = "model.adapter",
-        needs_head: bool = True,
-    ) -> "CausalLM":
-        """Make the model that `load_model` would load, with fake tensors on `device`. The caller must be
-        within a `FakeTensorMode`.
-
-        Raises:
-            ConfigError, ModelError: an error of `on_meta`.
-        """
-        import torch
-
-        lm = self.on_meta(config, seed, field=field, needs_head=needs_head)
-        return faked(lm, torch.device(device))
-
-    def _copied(self, path: str, *, dtype: str, device: "torch.device | str", needs_head: bool) -> "CausalLM":
-        import torch
-
-        assert torch.device(device).type == "meta", "an outline has no other device"
-        key = (path, dtype, needs_head)
-        if key not in self._made:
-            self._made[key] = outline(path, dtype, needs_head=needs_head)
-        return copy.deepcopy(self._made[key])

@@ -11,8 +11,7 @@ from oat.errors import ConfigError
 from oat.files import Standing, is_utf8
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
-from oat.rundir.holder import named_holder, sign, unsign
-from oat.rundir.mark import EARLY, MARK, is_own, mark, refuse_foreign, remove_own
+from oat.rundir.mark import EARLY, MARK, is_own, mark, named_holder, refuse_foreign, remove_own, sign, unsign
 
 _WRITTEN = (
     "lock",

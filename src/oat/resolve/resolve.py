@@ -17,8 +17,7 @@ from oat.config.part_names import REGISTRIES
 from oat.config.parts import filled, find_part, settings_of, with_settings
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
-from oat.explore.base import Explorer
-from oat.explore.none import NoExploration
+from oat.explore.base import Explorer, NoExploration
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
 from oat.oracles.builtin import BUILTIN

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
 from oat.config.load import Origins, blaming, to_yaml
@@ -20,8 +19,8 @@ from oat.control.silence import MISSING, WASTED
 from oat.engines.kind import EngineKind, Traits
 from oat.explore.base import Explorer
 from oat.explore.settings import FeaturesConfig, features_of
-from oat.lazy import lazily
 from oat.learner.replay_buffer import optimiser_steps
+from oat.models.outlines import Outlines
 from oat.oracles.builtin import BUILTIN
 from oat.resolve.about import About, about
 from oat.resolve.environment import has_async_methods
@@ -31,11 +30,6 @@ from oat.tracking.sinks import refuse_missing
 from oat.types import Plan, Requires
 from oat.types.part import Check
 from oat.types.questions import Budget
-
-if TYPE_CHECKING:
-    from oat.models import outline
-else:
-    outline = lazily("oat.models.outline")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +47,7 @@ class Resolved:
             adapted weight of the KL, so a second run needs a new `Resolved`.
         explorer: the explorer that the run calls.
         derived: by setting, such as "engine.threads", what a part's default follows from, in words.
+        outlines: the models without weights that were made so far.
     """
 
     config: Config
@@ -60,14 +55,7 @@ class Resolved:
     objective: Objective
     explorer: Explorer
     derived: Mapping[str, str] = field(default_factory=dict)
-    _outlines: "list[outline.Outlines]" = field(default_factory=list)
-
-    @property
-    def outlines(self) -> "outline.Outlines":
-        """The models without weights that were made so far."""
-        if not self._outlines:
-            self._outlines.append(outline.Outlines())
-        return self._outlines[0]
+    outlines: Outlines = field(default_factory=Outlines)
 
     def blame(self, field: str) -> AbstractContextManager[None]:
         """Return a context in which errors say where `field` was set (`config.load.blaming`)."""
