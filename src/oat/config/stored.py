@@ -131,7 +131,7 @@ def _edited(text: str, before: Mapping[str, Any], config: Config) -> str | None:
             parts += [text[end:start], value]
             end = stop
         found = "".join([*parts, text[end:]])
-        return found if config_of(parse_tree(found))[0] == config else None
+        return found if dump(config_of(parse_tree(found))[0]) == dump(config) else None
     except (KeyError, ConfigError):
         return None
 

@@ -390,14 +390,11 @@ MAX_BYTES = 2**30
 """Limit on the bytes of all indexes in one folder. Above it, the least recently used indexes are deleted."""
 _ENDING = ".index"
 _CODE = (
-    "data/borders",
     "data/fit",
     "data/formats",
     "data/index",
-    "data/index_cache",
     "data/messages",
     "data/sources",
-    "data/text_files",
 )
 """Modules whose code decides the content of an index, beside all modules of `text/`."""
 
