@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from oat.config.conditions import CLUSTER_ASKS, HAS_CLIENTS, ON_CLUSTER
+from oat.config.conditions import CLUSTER_ASKS, HAS_CLIENTS, ON_CLUSTER, ONE_A_GPU
 from oat.config.fields import setting
 from oat.config.ranges import Count, CpuShare, Positive, Whole
 
@@ -20,7 +20,7 @@ class ComputeConfig:
     runtime: Literal["local", "ray"] = setting("local", may_change="always")
     """Where responses are sampled: in the run's own process (`local`), or in processes of a Ray cluster
     (`ray`)."""
-    actors: Count = setting(1, read_if=ON_CLUSTER, may_change="always")
+    actors: Count = setting(1, read_if=ON_CLUSTER, may_change="always", follows=ONE_A_GPU)
     """Number of processes that sample. Only with runtime: ray. With gpus: one for each GPU of the actors."""
     actor_cpus: CpuShare = setting(1.0, read_if=ON_CLUSTER, may_change="always")
     """Logical CPUs of the cluster that each of them takes; a fraction shares one."""

@@ -1,7 +1,9 @@
-"""The conditions under which a run reads a setting (`ReadIf`), each with the words that messages and
-docs/settings.md have for it."""
+"""The conditions under which a run reads a setting (`ReadIf`), and the values that open settings get from
+others (`Follows`), each with the words that messages and docs/settings.md have for it."""
 
-from oat.config.fields import Reader, ReadIf
+from typing import Any
+
+from oat.config.fields import Follows, Reader, ReadIf
 
 CONSTANT = "constant"
 RECORDED = "recorded"
@@ -88,3 +90,62 @@ HAS_CLIENTS = ReadIf(
     "compute.oracle_clients is above 0",
     lambda run: run.config.compute.runtime == "ray" and run.config.compute.oracle_clients > 0,
 )
+
+
+def as_policy(name: str) -> Follows:
+    """Return the default of a setting of the critic: the policy's, which is `learner.NAME`."""
+
+    def value(run: Reader) -> Any:
+        return getattr(run.config.learner, name) if run.has_critic else None
+
+    return Follows(lambda _: f"as learner.{name}", value)
+
+
+def _threads(run: Reader) -> int | None:
+    compute = run.config.compute
+    return compute.threads if compute.profile == "cpu" and ("compute", "threads") in run.origins else None
+
+
+def _columns(run: Reader) -> tuple[str, ...] | None:
+    if run.config.oracle.name != RECORDED:
+        return None
+    return ("chosen", "rejected") if run.learns_pairs else ("completion",)
+
+
+def _all_steps(run: Reader) -> str:
+    alone = run.config.learner.critic_only_steps
+    left = f", without {alone} of learner.critic_only_steps" if alone else ""
+    return f"the optimiser steps of stop.max_steps {run.config.stop.max_steps}{left}"
+
+
+def _critics_steps(run: Reader) -> str:
+    if ("learner", "schedule_steps") in run.origins:
+        return "as learner.schedule_steps"
+    return f"the optimiser steps of stop.max_steps {run.config.stop.max_steps}"
+
+
+_START = "the policy's start"
+REFERENCE_START = Follows(lambda _: "as model.path", lambda run: _START if run.has_reference else None)
+CRITIC_START = Follows(lambda _: "as model.path", lambda run: _START if run.has_critic else None)
+AS_DTYPE = Follows(
+    lambda _: "as model.dtype", lambda run: run.config.model.dtype if run.has_own_reference else None
+)
+TRL_COLUMNS = Follows(lambda _: "what oracle.name recorded reads", _columns, "first")
+NEXT_QUESTION = Follows(
+    lambda run: f"where a question of render.question {run.config.render.question} begins",
+    lambda run: run.question_stop,
+    "first",
+)
+ONE_A_GPU = Follows(lambda _: "one for each GPU of the actors", lambda run: run.placed_actors, "first")
+ALL_STEPS = Follows(_all_steps, lambda run: run.policy_steps, "last")
+CRITIC_STEPS = Follows(_critics_steps, lambda run: run.critic_steps, "last")
+EIGHT_ROWS = Follows(
+    lambda _: "since learner.micro_batch_tokens is not set",
+    lambda run: 8 if run.config.learner.micro_batch_tokens is None else None,
+    "last",
+)
+TRAINING_ORACLE = Follows(
+    lambda _: "as oracle.name, with its options",
+    lambda run: run.config.oracle.name if run.config.evaluation else None,
+)
+AS_COMPUTE_THREADS = Follows(lambda _: "as compute.threads", _threads)

@@ -8,7 +8,7 @@ A field that says nothing has what its section says, and a section what the sect
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
 
 Change = Literal["never", "fork", "always"]
@@ -51,6 +51,31 @@ class Reader(Protocol):
         """True if a reward function may read whole groups of responses."""
 
     @property
+    def origins(self) -> Mapping[tuple[str, ...], str]:
+        """The place where each setting was set."""
+
+    @property
+    def has_own_reference(self) -> bool:
+        """True if the reference has weights of its own."""
+
+    @property
+    def question_stop(self) -> tuple[str, ...] | None:
+        """The strings at which a further question of `render.question` would begin; None: it is not set."""
+
+    @property
+    def placed_actors(self) -> int | None:
+        """The number of GPUs that actors have; None: `compute.gpus` is not set."""
+
+    @property
+    def policy_steps(self) -> int | None:
+        """The number of optimiser steps of the run in which the policy learns; None if its schedule does not
+        fall."""
+
+    @property
+    def critic_steps(self) -> int | None:
+        """The number of the critic's optimiser steps; None if its schedule does not fall."""
+
+    @property
     def waits_for_environment(self) -> bool:
         """True if a method of the environment is `async`, so that a deadline can end it."""
 
@@ -67,6 +92,21 @@ class ReadIf(NamedTuple):
     holds: Callable[[Reader], bool]
 
 
+class Follows(NamedTuple):
+    """The value that a setting gets from other settings if it is left open.
+
+    Attributes:
+        words: returns the settings from which it follows, for people, such as "as learner.learning_rate".
+        value: returns the value; None: nothing follows in this run.
+        fills: when the value becomes that of the setting: "first", before settings are checked against each
+            other; "last", after that; or "never": the setting stays open, and people are told what holds.
+    """
+
+    words: Callable[[Reader], str]
+    value: Callable[[Reader], Any]
+    fills: Literal["first", "last", "never"] = "never"
+
+
 class Said(NamedTuple):
     """What a field says of itself; `UNSAID` where it says nothing.
 
@@ -74,12 +114,14 @@ class Said(NamedTuple):
         read_if: when the run reads it; None: always.
         may_change: when it may change.
         open: the value that leaves the field open. A run fixes the value of an open field when it is created.
+        follows: the value that it gets from other settings if it is left open.
         earlier: what runs did whose configuration lacks the field, since an earlier version began them.
     """
 
     read_if: Any = UNSAID
     may_change: Any = UNSAID
     open: Any = UNSAID
+    follows: Any = UNSAID
     earlier: Any = UNSAID
 
 
@@ -90,10 +132,11 @@ def setting(
     read_if: ReadIf | None = UNSAID,
     may_change: Change = UNSAID,
     open: Any = UNSAID,
+    follows: Follows = UNSAID,
     earlier: Any = UNSAID,
 ) -> Any:
-    """Return the field of a setting. See `Said` for the last four arguments."""
-    said = Said(read_if, may_change, open, earlier)
+    """Return the field of a setting. See `Said` for the last five arguments."""
+    said = Said(read_if, may_change, open, follows, earlier)
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata={_KEY: said})
     return dataclasses.field(default=default, metadata={_KEY: said})

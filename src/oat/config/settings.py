@@ -14,11 +14,16 @@ import msgspec
 from oat.config.alarm_settings import AlarmsConfig
 from oat.config.compute_settings import ComputeConfig
 from oat.config.conditions import (
+    ALL_STEPS,
+    AS_DTYPE,
     ASKS,
     ASKS_AHEAD,
     ASKS_ANY,
     CRITIC_FALLS,
+    CRITIC_START,
+    CRITIC_STEPS,
     DRAWS,
+    EIGHT_ROWS,
     FALLS,
     HAS_CRITIC,
     HAS_PROMPTS,
@@ -29,16 +34,21 @@ from oat.config.conditions import (
     LEARNS_PAIRS,
     LEARNS_WITH_REFERENCE,
     MAY_BE_LATE,
+    NEXT_QUESTION,
     ONE_SOURCE,
     PASSES,
     READS_DATE,
+    REFERENCE_START,
     SAMPLES,
     SHOWS_GROUPS,
     SKIPS,
     SYNCS,
     TAKES_BEST,
+    TRAINING_ORACLE,
+    TRL_COLUMNS,
     VOTES,
     WAITS_FOR_ENVIRONMENT,
+    as_policy,
 )
 from oat.config.fields import setting
 from oat.config.ranges import Count, Decay, NonNegative, Positive, Share, Whole
@@ -74,18 +84,20 @@ class ModelConfig:
     path: str
     """The model that the policy starts from: a hub id `org/name`, or a directory in the layout of
     transformers."""
-    reference: str | None = setting(None, read_if=HAS_REFERENCE)
+    reference: str | None = setting(None, read_if=HAS_REFERENCE, follows=REFERENCE_START)
     """The reference: a hub id or a directory of a model, or the directory of an adapter for `path`. None: the
     weights that the policy starts from."""
     reference_device: Literal["cpu"] | None = setting(None, read_if=HAS_REFERENCE)
     """Device of a reference with its own weights; used if compute.profile is `gpu`. `cpu`: the reference is
     in the CPU's memory and computes there. None: it is on the policy's device."""
-    reference_dtype: Literal["float32", "bfloat16"] | None = setting(None, read_if=HAS_REFERENCE)
+    reference_dtype: Literal["float32", "bfloat16"] | None = setting(
+        None, read_if=HAS_REFERENCE, follows=AS_DTYPE
+    )
     """Precision of a reference with weights of its own; bfloat16 takes half the memory of float32. None: the
     precision of `dtype`."""
     reference_update: ReferenceUpdateConfig | None = setting(None, read_if=LEARNS_WITH_REFERENCE)
     """Makes the reference follow the policy (docs/models.md#references). None: it is frozen."""
-    critic: str | None = setting(None, read_if=HAS_CRITIC)
+    critic: str | None = setting(None, read_if=HAS_CRITIC, follows=CRITIC_START)
     """The model that the critic starts from, for algorithms that have one: a hub id or a directory of a
     language model or of a sequence-classification model with one label, such as a reward model. Its head, if
     it has one, is the start of the value head. None: the model that the policy starts from."""
@@ -154,7 +166,7 @@ class PromptsConfig:
     shuffle: bool = True
     """True: every epoch has a new order, drawn from the seed. False: every epoch has the order of the
     data."""
-    responses: tuple[str, ...] = ()
+    responses: tuple[str, ...] = setting((), follows=TRL_COLUMNS)
     """Columns of recorded responses, the best first. With recorded responses, nothing is sampled in training.
     With the oracle `recorded`, the default is TRL's columns: `chosen` and `rejected`, or `completion`. With
     any other oracle the default is empty: the policy responds."""
@@ -220,7 +232,9 @@ class SamplingConfig:
     all."""
     min_p: Share = setting(0.0, read_if=DRAWS)
     """Keep tokens whose probability is at least this fraction of the most probable token's; 0 keeps all."""
-    stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = setting((), read_if=SAMPLES)
+    stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = setting(
+        (), read_if=SAMPLES, follows=NEXT_QUESTION
+    )
     """Strings that end a response; none may be empty. The text of the response ends before the string, or
     behind it if it closes a tag which the text opens (`</answer>`)."""
     overflow: Literal["refuse", "cut"] = setting("refuse", read_if=SAMPLES)
@@ -286,20 +300,30 @@ class BufferConfig:
 class LearnerConfig:
     learning_rate: NonNegative = setting(1e-6, may_change="fork")
     """Learning rate of AdamW at the top of the schedule."""
-    critic_learning_rate: NonNegative | None = setting(None, read_if=HAS_CRITIC, may_change="fork")
+    critic_learning_rate: NonNegative | None = setting(
+        None, read_if=HAS_CRITIC, may_change="fork", follows=as_policy("learning_rate")
+    )
     """Learning rate of the critic, for algorithms that have one. None: the policy's."""
-    critic_weight_decay: NonNegative | None = setting(None, read_if=HAS_CRITIC, may_change="fork")
+    critic_weight_decay: NonNegative | None = setting(
+        None, read_if=HAS_CRITIC, may_change="fork", follows=as_policy("weight_decay")
+    )
     """Weight decay of the critic's matrices. None: the policy's."""
-    critic_max_grad_norm: Positive | None = setting(None, read_if=HAS_CRITIC, may_change="fork")
+    critic_max_grad_norm: Positive | None = setting(
+        None, read_if=HAS_CRITIC, may_change="fork", follows=as_policy("max_grad_norm")
+    )
     """Largest norm of the critic's gradient. None: the policy's."""
     critic_schedule: Literal["constant", "linear", "cosine"] | None = setting(
-        None, read_if=HAS_CRITIC, may_change="fork"
+        None, read_if=HAS_CRITIC, may_change="fork", follows=as_policy("schedule")
     )
     """Course of the critic's learning rate; it falls to a tenth of the critic's own rate. None: the
     policy's."""
-    critic_warmup_steps: Whole | None = setting(None, read_if=HAS_CRITIC, may_change="fork")
+    critic_warmup_steps: Whole | None = setting(
+        None, read_if=HAS_CRITIC, may_change="fork", follows=as_policy("warmup_steps")
+    )
     """Number of optimiser steps over which the critic's learning rate rises from 0. None: the policy's."""
-    critic_schedule_steps: Count | None = setting(None, read_if=CRITIC_FALLS, may_change="fork")
+    critic_schedule_steps: Count | None = setting(
+        None, read_if=CRITIC_FALLS, may_change="fork", follows=CRITIC_STEPS
+    )
     """Number of the critic's optimiser steps after which its learning rate is lowest. None: schedule_steps if
     that is set, otherwise the optimiser steps of `stop.max_steps` steps."""
     critic_only_steps: Whole = setting(0, read_if=HAS_CRITIC, may_change="fork")
@@ -323,11 +347,11 @@ class LearnerConfig:
     tenth of learning_rate at schedule_steps, and no change from then on."""
     warmup_steps: Whole = setting(0, may_change="fork")
     """Number of optimiser steps over which the learning rate rises from 0."""
-    schedule_steps: Count | None = setting(None, read_if=FALLS, may_change="fork")
+    schedule_steps: Count | None = setting(None, read_if=FALLS, may_change="fork", follows=ALL_STEPS)
     """Number of optimiser steps after which `linear` and `cosine` reach their lowest rate. None: the
     optimiser steps of `stop.max_steps` steps. The number is fixed when the run begins, so set it if
     `stop.max_steps` may be raised later."""
-    micro_batch_size: Count | None = setting(None, may_change="fork")
+    micro_batch_size: Count | None = setting(None, may_change="fork", follows=EIGHT_ROWS)
     """Largest number of rows in a forward pass. It changes memory and speed, not the result. A unit, such as
     the two rows of a pair, is never split. None: 8, or no limit if micro_batch_tokens is set."""
     micro_batch_tokens: Count | Literal["auto"] | None = setting(None, open="auto")
@@ -408,7 +432,7 @@ class EvaluationConfig:
     online: bool = False
     """Also evaluates, as `eval/online`, the sampled responses whose answers the last training step took. The
     evaluation's oracle is asked about them, within the evaluation's budget."""
-    oracle: str | Component | None = None
+    oracle: str | Component | None = setting(None, follows=TRAINING_ORACLE)
     """Oracle of evaluations: a name, or a section with the name and the oracle's own options. If it is only a
     name, and training's oracle has this name, training's options hold too. None: the oracle of training."""
     max_queries: Count | None = None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from oat.config.conditions import AS_COMPUTE_THREADS
 from oat.config.fields import setting
 from oat.config.ranges import Count, Positive
 from oat.types.part import Check, RunFacts
@@ -28,7 +29,7 @@ class TorchEngineConfig:
     """Gives the slot `reference` an engine of its own, with a KV cache of its own of `cache_gb`, for example
     for `xpo`, which samples from policy and reference. It changes no sample; by default both slots share one
     engine."""
-    threads: Count | None = setting(None, open=None)
+    threads: Count | None = setting(None, open=None, follows=AS_COMPUTE_THREADS)
     """Number of threads of the engine. None: the value of `compute.threads`. If that is not set either, the
     fastest number is measured when the run is created, and the run keeps it. On a GPU, torch's default is
     used instead of a measurement."""

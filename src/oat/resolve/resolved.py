@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
-from oat.config.load import Origins, blaming, to_yaml
+from oat.config.load import Origins, blaming, to_yaml, where
 from oat.config.parts import find_part, settings_of
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
 from oat.engines.kind import EngineKind, Traits
+from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
@@ -24,8 +25,11 @@ from oat.models.outlines import Outlines
 from oat.oracles.builtin import BUILTIN
 from oat.resolve.about import About, about
 from oat.resolve.environment import has_async_methods
+from oat.resolve.model_starts import has_own_reference
 from oat.resolve.oracles import evaluation_oracles_of, shows_groups
 from oat.resolve.parts import part_checks, run_facts
+from oat.resolve.placement import placement_of
+from oat.text.question_forms import FORMS
 from oat.tracking.sinks import refuse_missing
 from oat.types import Plan, Requires
 from oat.types.part import Check
@@ -126,6 +130,49 @@ class Resolved:
     @cached_property
     def shows_groups(self) -> bool:
         return shows_groups(self.config)
+
+    @property
+    def has_own_reference(self) -> bool:
+        return self.has_reference and has_own_reference(self.config.model)
+
+    @property
+    def question_stop(self) -> tuple[str, ...] | None:
+        question = self.config.render.question
+        return None if question is None else FORMS[question].stop
+
+    @property
+    def placed_actors(self) -> int | None:
+        placed = placement_of(self.config.compute)
+        return None if placed is None else len(placed.actors)
+
+    @property
+    def policy_steps(self) -> int | None:
+        learner = self.config.learner
+        return self._falling_steps("", learner.schedule, learner.critic_only_steps)
+
+    @property
+    def critic_steps(self) -> int | None:
+        learner = self.config.learner
+        if not self.has_critic or (schedule := learner.critic_schedule or learner.schedule) == "constant":
+            return None
+        return learner.schedule_steps or self._falling_steps("critic_", schedule)
+
+    def _falling_steps(self, of: str, schedule: str, skipped: int = 0) -> int | None:
+        """Return the number of optimiser steps over which a schedule falls; None if it does not.
+
+        Raises:
+            ConfigError: nothing says when the run ends.
+        """
+        last = self.config.stop.max_steps
+        if schedule == "constant":
+            return None
+        if last is None:
+            place = where(("learner", f"{of}schedule"), self.origins)
+            raise ConfigError(
+                f"{place}: a {schedule} schedule ends at a step; set learner.{of}schedule_steps, or "
+                "stop.max_steps"
+            )
+        return self.optimiser_steps(last) - self.optimiser_steps(skipped)
 
     @property
     def waits_for_environment(self) -> bool:
