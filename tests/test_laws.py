@@ -36,7 +36,7 @@ MAY_IMPORT = {
         "seeds text tracking types wire"
     ),
     "blobs": "errors types wire",
-    "cli": "commands config control errors files plugins resolve",
+    "cli": "config control errors files plugins",
     "collector": "errors explore protocols seeds types",
     "commands": (
         "answering assemble control data errors evaluation explore files forecast hardware laboratory "
@@ -52,8 +52,8 @@ MAY_IMPORT = {
     "explore": "errors plugins types",
     "files": "errors",
     "forecast": (
-        "algorithms assemble config control data engines errors files hardware learner loop models "
-        "oracles resolve rundir runtime seeds text tracking types"
+        "algorithms assemble collector config control data engines errors evaluation files hardware learner "
+        "loop models oracles resolve rollout rundir runtime seeds text tracking types"
     ),
     "functional": "errors",
     "hardware": "functional models types",
@@ -378,6 +378,7 @@ def test_only_those_who_make_runs_import_assemble_run() -> None:
         "oat.opening.open_run",
         "oat.commands.eval",
         "oat.commands.features",
+        "oat.forecast.step_time",
     }
 
 

@@ -1,0 +1,293 @@
+"""How long a run takes, measured: a few steps of the real run, in a temporary directory.
+
+The steps are those of the loop: the engine samples real responses to the run's prompts, and the learner
+learns from them. No oracle is asked, since its answers may cost: responses get random scores. If a step takes
+long, steps with fewer prompts are measured, and their time is scaled to the number of prompts.
+
+Settings that may be faster are tried in turns with the run's own, on the same prompts and responses.
+"""
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from oat.assemble.evaluation import held_out_pairs
+from oat.assemble.run import build
+from oat.assemble.run_inputs import RunInputs, gather_inputs
+from oat.collector import Collector
+from oat.control.stages import tell
+from oat.errors import ConfigError, OatWarning
+from oat.evaluation.evaluation import Evaluation
+from oat.forecast.estimate import Lengths, estimate
+from oat.forecast.faster import Trial
+from oat.hardware.memory import free_memory
+from oat.hardware.threads import candidates, on_threads
+from oat.learner.learner import Learner
+from oat.learner.limits import GB
+from oat.loop import Row as Step
+from oat.loop import Run, fill, learn, publish_weights, save, states, take
+from oat.models.outline_errors import NotOutlinedError
+from oat.oracles.base import Oracle
+from oat.oracles.builtin import BUILTIN
+from oat.resolve.resolved import Resolved
+from oat.rollout.actor import Actor
+from oat.seeds import Seeds
+from oat.types import Answer, Kind, Mark, Plan, Price, Prompt, Question
+
+STEPS = 3
+"""Steps that are measured, after one that warms up."""
+_ENOUGH_S = 40.0
+"""Seconds that the measured steps shall take together. Where whole steps take longer, theirs are smaller."""
+_FEW = 16
+"""Least number of responses of a measured step, and of an evaluation: fewer fill no pass."""
+
+
+class RandomOracle(Oracle):
+    """An oracle that answers with random numbers, free of charge.
+
+    Args:
+        answers: the kind of its questions.
+        reads_group: see `Oracle`.
+    """
+
+    cacheable = False
+
+    def __init__(self, answers: Kind, *, reads_group: bool = False):
+        self.answers = answers
+        self.reads_group = reads_group
+        self._open: dict[str, Question] = {}
+
+    def price(self, question: Question) -> Price:
+        return Price()
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        self._open.update({str(question.key): question for question in questions})
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        return [(each, _random(self._open.pop(each))) for each in tickets if each in self._open]
+
+
+def _random(question: Question) -> Answer:
+    values = Seeds(0).at("random", str(question.key)).random(question.size).tolist()
+    marks: list[Mark] = ["ok"] * question.size
+    return Answer(question.key, tuple(values), tuple(marks), queries=0, by="random")
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured, in seconds.
+
+    Attributes:
+        start: from the configuration to the first step.
+        steps: the parts of each measured step, "sampling", "learning" and "weights", scaled to whole steps.
+        tokens: mean number of tokens of a response.
+        measured: number of prompts of a measured step.
+        prompts: number of prompts of a whole step.
+        evaluations: an evaluation, as often as it was measured; empty if the run has none.
+        checkpoint: how long the loop waits for a checkpoint.
+        faster: by setting, how many times as fast a step is with it and with those before it.
+    """
+
+    start: float
+    steps: list[dict[str, float]]
+    tokens: float
+    measured: int
+    prompts: int
+    evaluations: list[float]
+    checkpoint: float
+    faster: dict[str, float] = field(default_factory=dict)
+
+
+def measure_times(resolved: Resolved, lengths: Lengths) -> Times:
+    """Take a few steps of the run in a temporary directory, and measure them. Then try settings that may be
+    faster. Nothing stays on disk, and no oracle is asked.
+
+    Args:
+        resolved: the configuration. It is used for no run afterwards.
+
+    Raises:
+        ConfigError: the boxes of the run are not in one process.
+        OatError: a part cannot be made as configured.
+    """
+    if (runtime := resolved.config.compute.runtime) != "local":
+        raise ConfigError(
+            f"--time measures a run in one process, and compute.runtime is {runtime}; leave out --time, or "
+            "add --compute.runtime local"
+        )
+    tell("measuring a few steps")
+    counts = candidates(0)
+    with ExitStack() as left:
+        scratch = Path(left.enter_context(tempfile.TemporaryDirectory()))
+        left.enter_context(on_threads(None))  # making a run sets the number of threads
+        left.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", OatWarning)  # the check has given them
+        begin = time.perf_counter()
+        resolved = _alone(resolved)
+        run_inputs = _unasked(gather_inputs(resolved, folder=scratch))
+        run = build(resolved, directory=scratch, run_inputs=run_inputs)
+        left.callback(run.ledger.close)
+        left.callback(run.tracking.close)
+        run.weights.restore(run.learner)
+        start = time.perf_counter() - begin
+        whole = run.plans(0)
+        run, steps, last = _steps(run, whole, resolved.step.minibatches)
+        measured = len(last.taken.items)
+        evaluations = _evaluations(resolved, run, run_inputs)
+        checkpoint = seconds_of(lambda: save(run, last.number, states(run), is_last=False))
+        run.checkpoints.wait()
+        assert isinstance(run.learner, Learner), "nothing goes through the wire here"
+        feedback = run.buffer.fill(last.taken)
+        trial = Trial(resolved, run, run.learner, actor_of(run), feedback, partial(_fits, lengths))
+        parts = {name: statistics.mean(step[name] for step in steps) for name in steps[0]}
+        faster = trial.faster(parts["sampling"], parts["learning"], parts["weights"], counts)
+        rows = [row for item in last.taken.items for row in item.group.trajectories]
+        tokens = statistics.mean(float(row.trained.sum()) for row in rows)
+        return Times(start, steps, tokens, measured, whole.prompts, evaluations, checkpoint, faster)
+
+
+def _alone(resolved: Resolved) -> Resolved:
+    """Return the configuration of a run that tells no sink, and that neither a budget nor its prompts end."""
+    config = resolved.config
+    most = config.stop.max_steps
+    stop = replace(
+        config.stop,
+        max_queries=None,
+        max_tokens=None,
+        max_cost=None,
+        max_hours=None,
+        max_steps=None if most is None else max(most, 2 + STEPS),
+    )
+    return replace(
+        resolved,
+        config=replace(
+            config,
+            prompts=replace(config.prompts, epochs=None),
+            stop=stop,
+            compute=replace(config.compute, serialise=False),
+            tracking=replace(config.tracking, sinks=(), tensorboard=False),
+        ),
+    )
+
+
+def _unasked(run_inputs: RunInputs) -> RunInputs:
+    """Return the inputs with oracles that answer with random numbers, in place of those that may cost."""
+
+    def free(addressed: tuple[str, Oracle]) -> tuple[str, Oracle]:
+        address, oracle = addressed
+        if address in BUILTIN:
+            return addressed
+        return address, RandomOracle(oracle.answers, reads_group=oracle.reads_group)
+
+    return replace(
+        run_inputs,
+        training_oracle=free(run_inputs.training_oracle),
+        evaluation_oracles={name: free(each) for name, each in run_inputs.evaluation_oracles.items()},
+        closing=[*run_inputs.closing, *(oracle.close for oracle in run_inputs.oracles.values())],
+    )
+
+
+def _steps(run: Run, whole: Plan, minibatches: int) -> tuple[Run, list[dict[str, float]], Step]:
+    """Take a step that warms up, and `STEPS` more.
+
+    Returns:
+        The run with the plan of the measured steps; the seconds of the parts of each step, scaled to whole
+        steps; and the last step.
+    """
+    a_prompt = max(1, whole.questions // whole.prompts)
+    few = min(whole.prompts, max(-(-_FEW // max(1, whole.responses)), -(-minibatches // a_prompt)))
+    run = _with_prompts(run, whole, few)
+    first = sum(_step(run, Step(1)).values())
+    run = _with_prompts(run, whole, max(few, int(few * _ENOUGH_S / (STEPS * first))))
+    plan, found = run.plans(0), []
+    for number in range(2, 2 + STEPS):
+        step = Step(number)
+        found.append(_step(run, step))
+    scales = {"sampling": _growth(run, step, whole), "learning": whole.prompts / plan.prompts, "weights": 1.0}
+    return run, [{name: scales[name] * value for name, value in parts.items()} for parts in found], step
+
+
+def _with_prompts(run: Run, whole: Plan, prompts: int) -> Run:
+    """Return the run with steps of at most this many prompts."""
+    prompts = min(prompts, whole.prompts)
+    plan = replace(whole, prompts=prompts, questions=max(1, whole.questions * prompts // whole.prompts))
+    assert isinstance(run.collector, Collector), "nothing goes through the wire here"
+    run.collector.plans = lambda step: plan
+    return replace(run, plans=lambda step: plan)
+
+
+def _step(run: Run, step: Step) -> dict[str, float]:
+    """Take a step, and return the seconds of its parts."""
+    return {
+        "sampling": seconds_of(fill, run, step) + seconds_of(take, run, step),
+        "learning": seconds_of(learn, run, step),
+        "weights": seconds_of(publish_weights, run, step),
+    }
+
+
+def _growth(run: Run, step: Step, whole: Plan) -> float:
+    """Return how many times as long a whole step samples as a measured one. More rows are decoded faster
+    each, so the rows of the second half of the measured step are the measure of further ones."""
+    plan = run.plans(0)
+    more = whole.prompts / plan.prompts - 1
+    actor = actor_of(run)
+    if not more or plan.prompts == 1 or actor is None:
+        return 1 + more
+    prompts = [item.group.prompt for item in step.taken.items]
+
+    def sampled(some: Sequence[Prompt]) -> float:
+        return min(seconds_of(actor.sample, some, plan.samples, ("train", step.step, 0)) for _ in range(2))
+
+    less, all = sampled(prompts[: len(prompts) // 2]), sampled(prompts)
+    return 1 + more * min(1.0, max(0.0, 2 * (all - less) / all))
+
+
+def actor_of(run: Run) -> Actor | None:
+    """Return the actor that samples; None if responses are recorded."""
+    assert isinstance(run.collector, Collector), "nothing goes through the wire here"
+    return run.collector.actor if isinstance(run.collector.actor, Actor) else None
+
+
+def _evaluations(resolved: Resolved, run: Run, run_inputs: RunInputs) -> list[float]:
+    """Return the seconds of two evaluations, scaled from a part of the held-out prompts and pairs; empty if
+    the run has none."""
+    found = []
+    if (pairs := held_out_pairs(resolved, run_inputs, run.learner, run.seeds)) is not None:
+        scale, pairs.prompts = _some(pairs.prompts, 2)
+        found = [scale * seconds_of(pairs.measure) for _ in range(2)]
+    if isinstance(evaluation := run.evaluation, Evaluation):
+        scale, evaluation.prompts = _some(evaluation.prompts, sum(mode.samples for mode in evaluation.modes))
+        sampled = [scale * seconds_of(evaluation.run, number) for number in range(2)]
+        found = [sum(both) for both in zip(sampled, found or (0.0, 0.0), strict=True)]
+    return found
+
+
+def _fits(lengths: Lengths, resolved: Resolved) -> bool:
+    """Return True if a run fits into memory, as far as an estimate tells."""
+    given = resolved.config.compute.memory_gb
+    limit = free_memory(resolved.config.compute.profile) if given is None else int(given * GB)
+    with suppress(NotOutlinedError):
+        return limit is None or estimate(resolved, lengths).peak <= limit
+    return True
+
+
+def _some(prompts: Sequence[Prompt], responses: int) -> tuple[float, Sequence[Prompt]]:
+    """Return some of the prompts, with twice `_FEW` responses, and how many times as many there are."""
+    count = min(len(prompts), -(-2 * _FEW // max(1, responses)))
+    places = [place * len(prompts) // count for place in range(count)]
+    return len(prompts) / count, [
+        replace(prompts[place], occurrence=number) for number, place in enumerate(places)
+    ]
+
+
+def seconds_of(work: Callable[..., object], *arguments: object) -> float:
+    """Call a function, and return how long it took."""
+    begin = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - begin
