@@ -8,6 +8,7 @@ from oat.forecast.arithmetic import Rows
 from oat.forecast.estimate import Lengths
 from oat.forecast.rows import Row
 from oat.forecast.step_time import STEPS, Times, measure_times
+from oat.oracles.builtin import BUILTIN
 from oat.resolve.resolved import Resolved
 
 _PARTS = {"sampling": "sampling", "learning": "learner", "weights": "learner.sync_every"}
@@ -53,7 +54,7 @@ def time_rows(resolved: Resolved, lengths: Lengths, left: Left) -> Rows:
         yield from _spread("time of the run", whole, "stop", mean=whole[1])
     for setting, times_as_fast in times.faster.items():
         yield Row("a step is faster", times_as_fast, "times as fast", setting)
-    yield from _notes(times)
+    yield from _notes(resolved, times)
 
 
 def _spread(name: str, seconds: Sequence[float], setting: str, mean: float | None = None) -> Rows:
@@ -62,18 +63,20 @@ def _spread(name: str, seconds: Sequence[float], setting: str, mean: float | Non
     yield Row(f"{name}, most", max(seconds), "s", setting)
 
 
-def _notes(times: Times) -> Rows:
-    yield (
-        "time: no oracle was asked, and responses got random scores; so the time of the oracle is not counted"
-    )
-    yield (
-        "time: responses become longer or shorter while the policy learns, and steps with them; other work "
-        "on this machine slows steps down"
-    )
+def _notes(resolved: Resolved, times: Times) -> Rows:
+    if resolved.config.oracle.name not in BUILTIN:
+        yield "time: no oracle was asked, and its time is not counted; responses got random scores"
+    if resolved.config.prompts.responses:
+        yield "time: steps differ with the lengths of the records that they learn from"
+    else:
+        yield "time: later steps differ: responses become longer or shorter while the policy learns"
     if times.measured < times.prompts:
         yield "time: a whole step would have taken too long, so fewer prompts were measured, and scaled"
     if times.faster:
-        yield "time: each setting was tried on the same responses, together with those above it in the table"
+        yield (
+            "time: each faster setting was tried together with those above it in the table; a run that has "
+            "begun keeps its own"
+        )
     else:
         yield (
             "time: no other value of learner.micro_batch_tokens, compute.threads or engine.threads that was "
