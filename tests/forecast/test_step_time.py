@@ -45,6 +45,7 @@ def test_long_steps_are_measured_in_part(
 ) -> None:
     """If a step takes too long, steps of fewer prompts are measured, and evaluations of fewer prompts."""
     monkeypatch.setattr("oat.forecast.step_time._ENOUGH_S", 0.0)
+    monkeypatch.setattr("oat.forecast.step_time._EVALUATION_S", 0.0)
     monkeypatch.setattr("oat.forecast.step_time._FEW", 3)
     assert oat("check", world.config("dpo", tmp_path), "--time", "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@ long, steps with fewer prompts are measured, and their time is scaled to the num
 Settings that may be faster are tried in turns with the run's own, on the same prompts and responses.
 """
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -44,8 +45,10 @@ STEPS = 3
 """Steps that are measured, after one that warms up."""
 _ENOUGH_S = 40.0
 """Seconds that the measured steps shall take together. Where whole steps take longer, theirs are smaller."""
+_EVALUATION_S = 10.0
+"""The same for an evaluation."""
 _FEW = 16
-"""Least number of responses of a measured step, and of an evaluation: fewer fill no pass."""
+"""Least number of responses that are measured: fewer fill no pass."""
 
 
 class RandomOracle(Oracle):
@@ -255,17 +258,51 @@ def actor_of(run: Run) -> Actor | None:
 
 
 def _evaluations(resolved: Resolved, run: Run, run_inputs: RunInputs) -> list[float]:
-    """Return the seconds of two evaluations, scaled from a part of the held-out prompts and pairs; empty if
-    the run has none."""
-    found = []
-    if (pairs := held_out_pairs(resolved, run_inputs, run.learner, run.seeds)) is not None:
-        scale, pairs.prompts = _some(pairs.prompts, 2)
-        found = [scale * seconds_of(pairs.measure) for _ in range(2)]
+    """Return the seconds of two evaluations; empty if the run has none."""
+    found: list[list[float]] = []
+    if run_inputs.pairs is not None:
+
+        def measure(count: int) -> float:
+            pairs = held_out_pairs(resolved, run_inputs, run.learner, run.seeds)
+            assert pairs is not None, "there are pairs"
+            pairs.prompts = _spread(pairs.prompts, count)
+            pairs.measure()  # computes the reference, once in a run
+            return seconds_of(pairs.measure)
+
+        found.append(_scaled(measure, run_inputs.pairs.size, _FEW))
     if isinstance(evaluation := run.evaluation, Evaluation):
-        scale, evaluation.prompts = _some(evaluation.prompts, sum(mode.samples for mode in evaluation.modes))
-        sampled = [scale * seconds_of(evaluation.run, number) for number in range(2)]
-        found = [sum(both) for both in zip(sampled, found or (0.0, 0.0), strict=True)]
-    return found
+        prompts, numbers = evaluation.prompts, itertools.count()
+
+        def evaluate(count: int) -> float:
+            evaluation.prompts = _spread(prompts, count)
+            return seconds_of(evaluation.run, next(numbers))
+
+        responses = sum(mode.best_of or mode.samples for mode in evaluation.modes)
+        found.append(_scaled(evaluate, len(prompts), -(-_FEW // responses)))
+    return [sum(parts) for parts in zip(*found, strict=True)]
+
+
+def _scaled(work: Callable[[int], float], size: int, few: int) -> list[float]:
+    """Return the seconds of a work for `size` prompts, twice. If this takes long, measure fewer prompts, and
+    add for each further prompt what one took beyond the first `few`.
+
+    Args:
+        work: does the work for a number of prompts, and returns its seconds.
+    """
+    few = min(few, size)
+    first = work(few)
+    count = max(few, min(size, int(few * _EVALUATION_S / first)))
+    found = [work(count) for _ in range(2)]
+    a_prompt = min(found) / count
+    if count > few:
+        a_prompt = min(a_prompt, max(0.0, (min(found) - first) / (count - few)))
+    return [seconds + a_prompt * (size - count) for seconds in found]
+
+
+def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Return this number of prompts, evenly spaced."""
+    places = [place * len(prompts) // count for place in range(count)]
+    return [replace(prompts[place], occurrence=number) for number, place in enumerate(places)]
 
 
 def _fits(lengths: Lengths, resolved: Resolved) -> bool:
@@ -275,15 +312,6 @@ def _fits(lengths: Lengths, resolved: Resolved) -> bool:
     with suppress(NotOutlinedError):
         return limit is None or estimate(resolved, lengths).peak <= limit
     return True
-
-
-def _some(prompts: Sequence[Prompt], responses: int) -> tuple[float, Sequence[Prompt]]:
-    """Return some of the prompts, with twice `_FEW` responses, and how many times as many there are."""
-    count = min(len(prompts), -(-2 * _FEW // max(1, responses)))
-    places = [place * len(prompts) // count for place in range(count)]
-    return len(prompts) / count, [
-        replace(prompts[place], occurrence=number) for number, place in enumerate(places)
-    ]
 
 
 def seconds_of(work: Callable[..., object], *arguments: object) -> float:
