@@ -40,6 +40,7 @@ def test_the_time_of_a_run(config: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert sorted(config.parent.iterdir()) == [config]
 
 
+@pytest.mark.slow(instead="test_the_time_of_a_run", seconds=1.5)
 def test_long_steps_are_measured_in_part(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
