@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "rollout rundir runtime seeds text tracking types wire"
     ),
     "blobs": "errors types wire",
-    "cli": "commands config control errors files plugins resolve",
+    "cli": "config control errors files plugins",
     "collector": "errors explore protocols seeds types",
     "commands": (
         "answering assemble control data errors evaluation explore files forecast hardware "
@@ -55,8 +55,9 @@ MAY_IMPORT = {
     "explore": "errors lazy plugins types",
     "files": "errors",
     "forecast": (
-        "algorithms assemble config control data engines errors files hardware learner loop "
-        "models oracles resolve rundir runtime seeds text tracking types"
+        "algorithms assemble collector config control data engines errors evaluation files "
+        "hardware learner loop models oracles resolve rollout rundir runtime seeds text "
+        "tracking types"
     ),
     "functional": "errors",
     "hardware": "functional models types",
@@ -390,6 +391,7 @@ def test_only_those_who_make_runs_import_assemble_run() -> None:
         "oat.opening.open_run",
         "oat.commands.eval",
         "oat.commands.features",
+        "oat.forecast.step_time",
     }
 
 

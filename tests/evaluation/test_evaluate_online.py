@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import World, forked, kill_at, named, oat, write_jsonl
+from fixtures import World, checked, forked, kill_at, named, oat, write_jsonl
 
 from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
@@ -103,8 +103,8 @@ def test_a_scoring_and_a_second_oracle(
         "stop.max_steps": 2,
     }
     config = world.config("grpo", tmp_path, changes)
-    assert oat("check", config) == 0
-    assert "12 responses, and the step's own 12" in capsys.readouterr().out
+    said, _ = checked(capsys, config)
+    assert (said["responses an evaluation"], said["responses of the step an evaluation"]) == (12, 12)
     assert oat("train", config) == 0
     row = rows_of(tmp_path / "grpo")[2]
     assert row["eval/online"] == row["eval/gold_online"] == pytest.approx(row["reward/mean"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import World, forked, kill_at, named, oat, write_jsonl
+from fixtures import World, checked, forked, kill_at, named, oat, write_jsonl
 from tiny_models import build_config, save_model
 
 from oat import Trainer
@@ -218,11 +218,8 @@ def test_check_reads_them_and_eval_gives_them(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = offline(world, tmp_path)
-    assert oat("check", file) == 0
-    assert (
-        "before the first step, every 2 steps, and at the end: 3 times; 9 pairs that are never learned, "
-        "and nobody is asked"
-    ) in capsys.readouterr().out
+    said, _ = checked(capsys, file)
+    assert (said["evaluations left"], said["held-out pairs"]) == (3, 9)
     assert oat("train", file) == 0
     capsys.readouterr()
     assert oat("eval", tmp_path / "dpo") == 0

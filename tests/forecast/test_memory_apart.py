@@ -180,8 +180,8 @@ def test_actors_that_do_not_fit_on_this_machine(
 
 
 def lines_of(text: str) -> dict[str, str]:
-    """Return the lines that `oat check` prints, by name."""
-    return {line[2:15].strip(): line[15:] for line in text.splitlines() if line.startswith("  ")}
+    """Return the notes that `oat check` prints, by the word with which they begin."""
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
 
 
 @pytest.mark.usefixtures("several_cpus")

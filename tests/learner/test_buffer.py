@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import World, forked, kill_at, oat
+from fixtures import World, checked, forked, kill_at, oat
 from pairs import item
 
 from oat.commands.digest import digest_run
@@ -346,15 +346,14 @@ def test_a_check_says_what_steps_learn_from(
     run: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = world.config("dpo", tmp_path, BUFFER)
-    assert oat("check", config) == 0
-    printed = capsys.readouterr().out
-    assert "the newest 10 questions: up to 6 optimiser steps a step" in printed
-    assert "24 prompts" in printed
-    assert "30 optimiser steps" in printed
-    assert oat("check", config, "--learner.buffer.clear_every", "2", "--learner.max_updates", "3") == 0
-    printed = capsys.readouterr().out
-    assert "the newest 8 questions, cleared every 2 steps: up to 3 optimiser steps a step" in printed
-    assert "15 optimiser steps" in printed
+    buffered, steps = "questions in the buffer, most", "optimiser steps with a full buffer, most"
+    said, _ = checked(capsys, config)
+    assert (said[buffered], said[steps]) == (10, 6)
+    assert (said["prompts left"], said["optimiser steps left"]) == (24, 30)
+    flags = ("--learner.buffer.clear_every", "2", "--learner.max_updates", "3")
+    said, _ = checked(capsys, config, *flags)
+    assert (said[buffered], said[steps], said["optimiser steps left"]) == (8, 3, 15)
+    assert said["steps until the buffer is cleared"] == 2
 
 
 @pytest.mark.slow(instead="tests/forecast/test_memory.py::test_parts_by_hand", seconds=2.3)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, make_model, oat
+from fixtures import checked, kill_at, make_model, oat
 from transformers import AutoTokenizer
 
 from oat.algorithms.rows import scored_rows
@@ -259,15 +259,12 @@ def test_check_states_the_most_queries(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(bench, tmp_path / "check.yaml")
-    assert oat("check", config) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "6 prompts x 4 = 24 responses of at most 12 tokens" in said
-    assert f"6 questions, at most {6 * MOST} queries" in said
-    assert (
-        "further 2 branches from the beginning of each step of a response but the first, of at most 3: "
-        f"at most {6 * MOST - 24} branches" in said
-    )
-    assert f"72 responses, at most {18 * MOST} queries" in said
+    said, _ = checked(capsys, config)
+    assert (said["prompts a step"], said["responses a step"], said["longest response"]) == (6, 24, 12)
+    assert (said["questions a step"], said["queries a step, most"]) == (6, 6 * MOST)
+    assert (said["branches a step of a response"], said["steps of a response, most"]) == (2, 3)
+    assert said["branches a step, most"] == 6 * MOST - 24
+    assert (said["responses left"], said["queries left, most"]) == (72, 18 * MOST)
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import checked, kill_at, oat
 
 from oat.commands.digest import digest_run
 from oat.config.load import load_config
@@ -78,10 +78,10 @@ def test_the_schedule_goes_by_planned_steps(config: Path) -> None:
 def test_check_says_that_steps_may_be_left_out(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert oat("check", config_of(bench, tmp_path / "new.yaml")) == 0
-    said = capsys.readouterr().out
-    assert f"{EPOCHS} epochs x {MINIBATCHES} mini-batches = {PLANNED} optimiser steps, or fewer" in said
-    assert f"at most {PLANNED * STEPS} optimiser steps" in said
+    said, _ = checked(capsys, config_of(bench, tmp_path / "new.yaml"))
+    assert (said["epochs a step"], said["mini-batches an epoch"]) == (EPOCHS, MINIBATCHES)
+    assert said["optimiser steps a step, most"] == PLANNED
+    assert said["optimiser steps left, most"] == PLANNED * STEPS
 
 
 def test_micro_batches_do_not_decide(bench: Bench, config: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Dynamic sampling: a step asks further rounds in place of questions that teach its algorithm nothing."""
 
-import itertools
 import json
 import shutil
 import signal
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import forked, kill_at, oat
+from fixtures import checked, forked, kill_at, oat
 
 from oat.commands.digest import digest_run
 from oat.ledger.ledger import Ledger
@@ -93,30 +92,20 @@ def test_a_step_asks_until_enough_groups_teach(run: Path) -> None:
     assert sum(row["refill/rounds"] for row in rows) > STEPS
 
 
-def said_of(config: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the line of this name, and those that continue it, of `oat check`."""
-    assert oat("check", config) == 0
-    lines = capsys.readouterr().out.splitlines()
-    first = next(number for number, line in enumerate(lines) if line[2:15].strip() == name)
-    more = itertools.takewhile(lambda line: not line[2:15].strip(), lines[first + 1 :])
-    return "; ".join(line[15:] for line in [lines[first], *more])
-
-
 def test_check_knows_what_a_step_may_cost(
     config: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "new.yaml"
     file.write_text(config.read_text().replace(str(run), str(tmp_path / "new")), encoding="utf-8")
-    assert (
-        "up to 8 further rounds in place of questions that teach nothing: in all at most 36 prompts, "
-        "72 responses, 36 questions, at most 72 queries" in said_of(file, "a step", capsys)
-    )
-    assert said_of(file, "the run", capsys) == (
-        "4 steps: 16 to 144 prompts (of 24), 32 to 288 responses, at most 288 queries, 4 optimiser steps"
-    )
+    said, _ = checked(capsys, file)
+    most = ("rounds", "prompts", "responses", "questions", "queries")
+    assert [said[f"{name} a step, most"] for name in most] == [9, 36, 72, 36, 72]
+    assert [said[f"prompts left, {end}"] for end in ("least", "most")] == [16, 144]
+    assert [said[f"responses left, {end}"] for end in ("least", "most")] == [32, 288]
+    assert (said["steps left"], said["queries left, most"], said["optimiser steps left"]) == (4, 288, 4)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert 32 < rows[-1]["oracle/queries"] <= 288
-    assert "all 4 steps are done" in said_of(config, "the run", capsys)
+    assert checked(capsys, config)[0]["steps left"] == 0
 
 
 def in_ask(call: int) -> Callable[[], None]:
@@ -258,15 +247,14 @@ def test_the_run_ends_with_the_first_step_that_it_cannot_fill(
         stop={},
     )
     run = config.with_suffix("")
-    assert said_of(config, "the run", capsys) == (
-        "at most 6 steps: 24 prompts (each once), 48 responses, at most 48 queries, at most 6 optimiser steps"
-    )
+    said, _ = checked(capsys, config)
+    assert [said[f"{name} left, most"] for name in ("steps", "queries", "optimiser steps")] == [6, 48, 6]
+    assert (said["prompts left"], said["responses left"]) == (24, 48)
     assert oat("train", config) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = len(rows) - 1
-    assert f"all prompts are used up (prompts.epochs) after step {steps}, and nothing is left to do" in (
-        said_of(config, "the run", capsys)
-    )
+    used_up = f"all prompts are used up (prompts.epochs) after step {steps}, and nothing is left to do"
+    assert used_up in checked(capsys, config)[1]
     assert 1 < steps < 24 / PROMPTS
     asked = [recorded(run, step) for step in range(steps)]
     assert sum(len(kept) + len(thrown) for _, kept, thrown in asked) == 24

@@ -400,5 +400,6 @@ def test_settings_that_nothing_reads(
 @pytest.mark.usefixtures("several_cpus")
 def test_who_asks_the_oracle(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.config("run", **{"compute.runtime": "ray", "compute.oracle_clients": 2})
-    assert oat("check", config, "--compute.oracle_cpus", "0.25") == 0
-    assert ":reward, asked by 2 clients on a Ray cluster" in " ".join(capsys.readouterr().out.split())
+    assert oat("check", config, "--compute.oracle_cpus", "0.25", "--json") == 0
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["name"] == "oracle"]
+    assert row["unit"].startswith("asked by 2 clients on ")

@@ -314,6 +314,15 @@ def oat(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
+def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[dict[str, Any], list[str]]:
+    """Check a configuration with `oat check --json`. Return its numbers, by the names of their rows, and its
+    notes."""
+    capsys.readouterr()
+    assert oat("check", *arguments, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    return {row["name"]: row["number"] for row in found["rows"]}, found["notes"]
+
+
 def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None = None) -> int:
     """Run `action` in a forked child. Return the child's exit code, or minus the signal that ended it.
 

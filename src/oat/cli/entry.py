@@ -23,7 +23,7 @@ COMMANDS = {
     "train": "start a run, or continue the one in its directory",
     "check": (
         "say what a configuration would run, and refuse what `oat train` would refuse; it loads weights only "
-        "for --show-tokens"
+        "for --show-tokens and --time"
     ),
     "eval": "evaluate a run's newest checkpoint, or the start model of a configuration",
     "export": "write the model that a run trained as a model directory that transformers loads",
@@ -41,7 +41,7 @@ COMMANDS = {
 }
 """The summary of each command, by its name; its module is the one of this name in `oat.commands`."""
 
-_ELSEWHERE = {"check": "oat.cli.check", "quickstart": "oat.quickstart"}
+_ELSEWHERE = {"quickstart": "oat.quickstart"}
 """The modules of the other commands."""
 
 _WITHOUT_NOTES = {"train": "nothing was begun; give the same command again"}

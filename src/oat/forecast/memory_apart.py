@@ -5,6 +5,7 @@ If the learner has a process of its own too, the run's own process fetches from 
 and what it writes into checkpoints.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oat.assemble.ensemble import make_ensemble, make_features
@@ -13,7 +14,6 @@ from oat.config.compute_settings import ComputeConfig
 from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError
-from oat.forecast.arithmetic import Lines
 from oat.forecast.estimate import (
     SURE,
     Estimate,
@@ -194,7 +194,7 @@ def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
     return Estimate({"weights": weights, "weights on the way": staged, "keys and values": cached}, phases)
 
 
-def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
+def process_lines(resolved: Resolved, lengths: Lengths) -> Iterator[tuple[str, str]]:
     """Yield a line for each kind of process, with the memory that it needs, and one for all of them. If the
     run has no processes beside its own, yield nothing."""
     compute, placed = resolved.config.compute, placement_of(resolved.config.compute)
