@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from fixtures import World, oat
-from oat.build import changes
 from tokenizers_of_all_kinds import save_kind
 
+from oat.assemble import changes
 from oat.config import stored
 from oat.config.load import load_config
 from oat.rundir.mark import MARK

@@ -20,7 +20,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from oat.build import late_checks
+from oat.assemble import late_checks
 from oat.errors import ConfigError, OatWarning
 from oat.explore.settings import FeaturesConfig
 from oat.rollout.backbones import load_backbone

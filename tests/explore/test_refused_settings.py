@@ -8,8 +8,8 @@ import pytest
 import yaml
 from explorer_rounds import facts, labels
 from fixtures import World, oat
-from oat.build import late_checks
 
+from oat.assemble import late_checks
 from oat.config.load import load_config
 from oat.errors import ConfigError, OatWarning
 from oat.explore.ensemble import EnsembleExplorer
