@@ -24,8 +24,8 @@ states without the encoding. The tests of `tests/protocol` do each run twice, wi
 and compare the digests.
 
 **Learning runs.** A learning run must raise its reward. If the sign of its loss is flipped, the reward must
-fall. `make test` has six such runs of a policy: two that sample, two with recorded data, and two with flipped
-signs. It also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
+fall. `make test` has three such runs of a policy: one that samples, one with recorded data, and one with a
+flipped sign. It also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
 
 **Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples in `make test`, and on 60
 examples in `make faults`.

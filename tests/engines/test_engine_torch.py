@@ -110,7 +110,7 @@ JOINT = {
 }
 
 
-@pytest.mark.sample("none", "all", seconds=5.4)
+@pytest.mark.sample("all", seconds=6.2)
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("name", JOINT)
 def test_joint_law_of_three_tokens(tmp_path_factory, name, figure):

@@ -101,6 +101,7 @@ def test_the_best_of_each_equal_part_is_chosen() -> None:
     ]
 
 
+@pytest.mark.sample("reference", seconds=0.4)
 @pytest.mark.parametrize("backbone", ["reference", "policy"])
 def test_a_run_reports_the_value_of_a_sampled_response(
     world: World, tmp_path: Path, seen: Seen, backbone: str

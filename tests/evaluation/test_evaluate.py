@@ -206,7 +206,7 @@ def test_a_win_rate_needs_references(
     assert "set prompts.reference_key" in capsys.readouterr().err
 
 
-@pytest.mark.sample("*_record-1-12", "*_write-2-0", seconds=1.7)
+@pytest.mark.sample("*_record-1-12", seconds=2.3)
 @pytest.mark.parametrize(
     ("place", "call", "twice"),
     [

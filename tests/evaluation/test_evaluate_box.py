@@ -220,7 +220,7 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in held.items()}
 
 
-@pytest.mark.sample("kept0-", "kept1-submit", "kept2-answers", seconds=3.6)
+@pytest.mark.sample("kept2-answers", seconds=4.1)
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("fails", ["", "submit", "collect", "answers"])
 @pytest.mark.parametrize(
@@ -457,7 +457,10 @@ def test_oat_eval_says_that_it_failed(
     assert json.loads(capsys.readouterr().out) == {"step": 0, "eval/failed": 1.0}
 
 
-@pytest.mark.sample("*-5-15", seconds=5.7)
+@pytest.mark.slow(
+    instead="tests/evaluation/test_evaluate.py::test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only",
+    seconds=7.0,
+)
 @pytest.mark.inventory(101)
 @pytest.mark.parametrize(
     ("place", "call", "by"),

@@ -165,6 +165,7 @@ def test_an_iterative_run_evaluates_its_newest_weights(world: World, tmp_path: P
     assert greedy["policy"] == greedy["sampler"], "a sync makes them one"
 
 
+@pytest.mark.sample("dpo", seconds=0.3)
 @pytest.mark.inventory(116)
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_an_offline_run_learns_and_starts_no_actor(

@@ -251,6 +251,7 @@ def test_an_ensemble_that_does_not_learn_must_be_that_of_the_run(
     assert f"{START}: {start} has no ensemble that can be read" in error
 
 
+@pytest.mark.sample("idle", seconds=1.6)
 @pytest.mark.parametrize("learn", [True, False], ids=["learning", "idle"])
 def test_a_run_whose_start_has_changed_is_refused(
     world: World, exported: Path, tmp_path: Path, refused: Callable[..., str], learn: bool
@@ -277,6 +278,7 @@ def test_a_run_whose_start_has_changed_is_refused(
     assert digest_run(run_dir) == digest_run(whole)
 
 
+@pytest.mark.sample("following*", seconds=0.8)
 @pytest.mark.parametrize("follows", [False, True], ids=["frozen reference", "following reference"])
 def test_an_ensemble_that_has_learned_needs_no_start_in_an_evaluation(
     world: World, exported: Path, tmp_path: Path, evaluated: Callable[..., dict[str, Any]], follows: bool

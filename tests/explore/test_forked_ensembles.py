@@ -74,7 +74,7 @@ def parent(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return make
 
 
-@pytest.mark.sample("policy", "adapter, reference", "random and idle", seconds=9)
+@pytest.mark.sample("adapter, reference", seconds=13.2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_with_another_seed_learns_and_goes_on_after_a_kill(
     parent: Callable[[str], Path], tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.fault("R35"), pytest.mark.filterwarnings("ignore::oat.
 ROOT = Path(__file__).parents[2]
 STEPS = 7
 KILLS = 9
-SAMPLES = {"refreshed": 4, "xpo": 0}
+SAMPLES = {"xpo": 0}
 """The kills that `make test` makes, by series."""
 _LABELS = {"explorer.model_labels.burn_in": 2, "explorer.model_labels.share": 0.5}
 SERIES: dict[str, tuple[str, dict[str, Any]]] = {

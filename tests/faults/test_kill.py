@@ -183,6 +183,7 @@ def test_the_wire_changes_nothing(unbroken: Any, algorithm: str, over_the_wire: 
     assert unbroken(algorithm, other) == unbroken(algorithm, ())
 
 
+@pytest.mark.slow(instead="test_a_killed_run_is_the_unbroken_run", seconds=1.5)
 def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: Any) -> None:
     """Every attempt is killed in its second save, after the first save is on disk. The run must end after
     three kills."""
@@ -214,6 +215,7 @@ def test_continuing_a_finished_run_changes_nothing(world: World, tmp_path: Path,
     assert digest(run_dir) == unbroken("dpo", ())
 
 
+@pytest.mark.slow(instead="test_a_killed_run_is_the_unbroken_run, in forked processes", seconds=5.2)
 def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
     """Two processes have different hash seeds. The first is killed at any moment after row 2; the second
     starts from a shell. The result does not depend on the order of a set, and the second process leaves no

@@ -95,7 +95,7 @@ def unbroken(finished: Finished) -> dict[str, dict[str, str]]:
     return {algorithm: digest_run(finished.only_read(algorithm)) for algorithm in ("dpo", "grpo")}
 
 
-@pytest.mark.sample("while it learns", "by Ctrl-C twice", seconds=7.0)
+@pytest.mark.sample("while it learns", seconds=7.8)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
 def test_an_interrupted_run_is_the_unbroken_run(
     world: World,

@@ -187,7 +187,7 @@ def test_a_schedule_counts_the_questions_that_an_explorer_leaves(world: World, t
     assert rows[-1]["optim/learning_rate"] == pytest.approx(0.003 * (0.1 + 0.9 / steps))
 
 
-@pytest.mark.sample("*_step-15", seconds=2.9)
+@pytest.mark.slow(instead="tests/faults/test_state.py walks over a run with a buffer", seconds=3.8)
 @pytest.mark.parametrize(
     ("place", "call"),
     [

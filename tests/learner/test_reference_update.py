@@ -181,7 +181,7 @@ def test_prepare_and_engine_have_the_moved_one(
     run.ledger.close()
 
 
-@pytest.mark.sample("adapter", seconds=1.7)
+@pytest.mark.slow(instead="tests/faults/test_state.py walks over a run whose reference follows", seconds=2.7)
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 def test_killed_and_continued(
     world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str

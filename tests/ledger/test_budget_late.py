@@ -33,7 +33,7 @@ def rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.sample("0-at once", "36-late", seconds=1.4)
+@pytest.mark.sample("36-late", seconds=2.0)
 @pytest.mark.parametrize("oracle", ["at once", "late"])
 @pytest.mark.parametrize("ahead", [0, 36])
 def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(

@@ -412,6 +412,7 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
             )
 
 
+@pytest.mark.sample("dpo", seconds=0.6)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 def test_a_fork_awaits_what_the_run_did(
     world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str

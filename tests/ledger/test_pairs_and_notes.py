@@ -325,6 +325,7 @@ Counting.Config = EnsembleExplorerConfig
 '''
 
 
+@pytest.mark.sample("refilled", seconds=2.2)
 @pytest.mark.parametrize(
     "setting",
     [{}, {"oracle.max_outstanding": 7}, {"sampling.refill_rounds": 2}],

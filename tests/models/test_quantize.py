@@ -148,6 +148,7 @@ def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
     assert max(kept, default=0) < 256 * 192 // 2
 
 
+@pytest.mark.sample("qwen3", "llama", seconds=1.5)
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str, str], family: str) -> None:

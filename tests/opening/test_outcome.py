@@ -290,7 +290,7 @@ def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.Captu
     assert last.startswith(f"{NOTHING}it made no step. It ended, since it ran for 0.00 hours")
 
 
-@pytest.mark.sample("2-learned1", "4-learned2", seconds=3.9)
+@pytest.mark.sample("2-learned1", seconds=4.4)
 @pytest.mark.parametrize("learned", [(), (1,), (3,)])
 @pytest.mark.parametrize("killed", [2, 4])
 def test_of_all_lives(

@@ -83,6 +83,7 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_same_weights(run, policy, start)
 
 
+@pytest.mark.slow(instead="tests/faults/test_exploration_killed.py::test_killed_once", seconds=1.0)
 def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:
         from oat.learner.learner import Learner

@@ -173,7 +173,7 @@ def test_only_the_step_that_earns_the_reward_gets_credit(bench: Bench, tmp_path:
     assert advantages_E[~is_later_E].abs().mean() > 0.1
 
 
-@pytest.mark.sample("while they are sampled", seconds=6.1)
+@pytest.mark.slow(instead="test_over_the_wire; tests/faults/test_kill.py", seconds=7.1)
 @pytest.mark.parametrize(
     "arm",
     [

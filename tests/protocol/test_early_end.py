@@ -180,7 +180,7 @@ CASES = {
 
 
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
-@pytest.mark.sample("a replay buffer", seconds=12.0)
+@pytest.mark.slow(instead="the other tests of the file, each feature alone", seconds=14.0)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_beside_other_features(bench: Bench, tmp_path: Path, case: Case) -> None:
     """The schedule counts what was planned. Neither the wire nor a kill inside an update changes anything."""

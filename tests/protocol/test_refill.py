@@ -208,6 +208,7 @@ def test_rounds_that_the_plan_itself_needs_are_no_refill(bench: Bench, tmp_path:
     assert (len(rounds), len(kept)) == (3, 8)
 
 
+@pytest.mark.sample("None", seconds=0.6)
 @pytest.mark.parametrize("said", ["None", "2", "'no'"])
 def test_a_rule_that_is_no_bool_ends_the_run(bench: Bench, tmp_path: Path, said: str) -> None:
     file = tmp_path / "mine.py"

@@ -184,7 +184,7 @@ def test_the_mean_of_each_source_is_in_every_row(run: Path, tmp_path: Path, conf
     assert named[: len(rows)] == named[len(rows) :]
 
 
-@pytest.mark.sample("before answers are recorded-*", seconds=2.5)
+@pytest.mark.slow(instead="test_killed_while_it_learns_and_over_the_wire", seconds=3.3)
 @pytest.mark.parametrize("config", ["characters"], indirect=True)
 @pytest.mark.parametrize(
     "arm",

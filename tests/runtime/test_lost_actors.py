@@ -187,6 +187,7 @@ class OtherLoads(ActorWorker):
         holder.load = other
 
 
+@pytest.mark.sample("24", seconds=0.7)
 @pytest.mark.parametrize("number", [12, 24])
 def test_an_actor_that_comes_late_proves_its_weights(
     number: int,

@@ -235,9 +235,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
         (tmp_path / name).rename(tmp_path / make.__name__)
 
 
-@pytest.mark.sample(
-    "continued-damaged", "continued-deleted", "forked-a hole of zeros", "forked-in another order", seconds=3.0
-)
+@pytest.mark.sample("continued-damaged", "forked-a hole of zeros", seconds=3.5)
 @pytest.mark.fault("R8")
 @pytest.mark.parametrize(
     ("lines", "said", "left"),
