@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import ALPHABET, World, forked, oat, show_warnings
+from fixtures import ALPHABET, World, forked, logged, oat, show_warnings
 
 import oat as package
 from oat.commands.export import digest_run
@@ -166,7 +166,7 @@ def test_the_configuration_that_a_run_wrote_continues_it(
     assert train(config) == 0
     own = tmp_path / algorithm / "config.yaml"
     before, written = digest_run(tmp_path / algorithm), own.read_text()
-    assert forked(lambda: oat("train", own), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert logged(tmp_path / "log", "train", own) == 0, (tmp_path / "log").read_text()
     assert (digest_run(tmp_path / algorithm), own.read_text()) == (before, written)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from adapters import LORA
 from engines import KEYS, build_engine, run
-from fixtures import World, forked, kill_at, made, oat
+from fixtures import World, forked, kill_at, logged, made, oat
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from weights import Source, held, turn_bit
 
@@ -178,7 +178,7 @@ def learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
             "compute.serialise": serialise,
         }
         config = world.config("grpo", folder, {**HALF, **changes, "learner.learning_rate": 0.01})
-        assert forked(lambda config=config: oat("train", config), folder / "log") == 0
+        assert logged(folder / "log", "train", config) == 0
         found[name] = folder / "grpo"
     return found
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from evaluations import evaluated, killed_and_continued, played, records, rows
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, logged, named, oat
 
 from oat.assemble.run import build
 from oat.commands.export import digest_run
@@ -322,7 +322,7 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(
     assert ("step_00000002.jsonl" in files) == (judge == "gold")
 
     (tmp_path / "healed").touch()
-    assert forked(lambda: oat("train", config), log) == 0, log.read_text()
+    assert logged(log, "train", config) == 0, log.read_text()
     assert [repeatable(row) for row in rows(run_dir)] == written
     assert {file.name: file.read_bytes() for file in (run_dir / "evaluations").glob("*")} == files
     with closing(Store(run_dir / "ledger.sqlite")) as store:
@@ -438,7 +438,7 @@ def test_a_kill_while_an_evaluation_fails(
         == -signal.SIGKILL
     )
     (tmp_path / "healed").touch()
-    assert forked(lambda: oat("train", config), log) == 0, log.read_text()
+    assert logged(log, "train", config) == 0, log.read_text()
     assert evaluated(tmp_path / "grpo", "eval/failed") == failed
     assert evaluated(tmp_path / "grpo").keys() == {0, 2, 4} - failed.keys()
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:

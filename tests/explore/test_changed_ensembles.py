@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import Finished, World, forked, make_group, make_model, oat
+from fixtures import Finished, World, logged, make_group, make_model, oat
 from safetensors.torch import load_file, save_file
 
 from oat.commands.export import digest_run
@@ -98,7 +98,7 @@ def trained(world: World, folder: Path, changes: Mapping[str, Any], *flags: obje
     """Train a run, and return its configuration."""
     folder.mkdir(exist_ok=True)
     config = world.config("dpo", folder, changes)
-    assert forked(lambda: oat("train", config, *flags), folder / "log") == 0, (folder / "log").read_text()
+    assert logged(folder / "log", "train", config, *flags) == 0, (folder / "log").read_text()
     return config
 
 

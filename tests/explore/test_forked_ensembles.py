@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, make_model, oat
+from fixtures import World, forked, kill_at, logged, make_model, oat
 
 from oat.commands.export import digest_run
 from oat.learner.learner import Learner
@@ -68,7 +68,7 @@ def parent(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             }
             found[kind] = world.config("dpo", own, changes)
             log = own / "log"
-            assert forked(lambda: oat("train", found[kind]), log) == 0, log.read_text()
+            assert logged(log, "train", found[kind]) == 0, log.read_text()
         return found[kind]
 
     return make

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, counting, forked, kill_at, named, oat
+from fixtures import World, counting, forked, kill_at, logged, named, oat
 
 from oat.commands.export import digest_run
 from oat.ledger.audit import contradictions
@@ -199,7 +199,7 @@ def test_killed_once(
             return oat("train", config, "--run_dir", run_dir)
 
         assert forked(armed, log) == -signal.SIGKILL, log.read_text()
-    assert forked(lambda: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()
+    assert logged(log, "train", config, "--run_dir", run_dir) == 0, log.read_text()
     with closing(Store(run_dir / "ledger.sqlite")) as store:
         (account,) = accounts(store)
         assert contradictions(store) == []

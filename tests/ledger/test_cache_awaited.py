@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
+from fixtures import World, forked, kill_at, logged, make_group, make_questions, named, oat, recorded
 
 from oat.commands.export import digest_run
 from oat.errors import OracleError
@@ -388,7 +388,7 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
         forked(lambda: kill_at(*named(place), call, after=after) or oat("train", config), tmp_path / "log")
         < 0
     )
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     whole = unbroken(algorithm)
     assert digest_run(tmp_path / algorithm) == digest_run(whole)
     with closing(Store(tmp_path / algorithm / "ledger.sqlite")) as store:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import LORA, bend, built, engine_in, learner_in, logits
-from fixtures import World, forked, kill_at, made, oat
+from fixtures import World, forked, kill_at, logged, made, oat
 from objectives import row
 from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -268,7 +268,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = world.config(
         "grpo", folder, {**lora, **options, "evaluation.every": 12, "evaluation.samples": 16}
     )
-    assert forked(lambda: oat("train", config), folder / "log") == 0, (folder / "log").read_text()
+    assert logged(folder / "log", "train", config) == 0, (folder / "log").read_text()
     return folder / "grpo"
 
 
@@ -316,7 +316,7 @@ def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) 
         tmp_path,
         {"model.path": str(tmp_path / "model"), "stop.max_steps": 1, "evaluation.samples": 16},
     )
-    assert forked(lambda: oat("train", config_of_next), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config_of_next) == 0
     first = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[0])
     last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert first["eval/greedy"] == last["eval/greedy"]

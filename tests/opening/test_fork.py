@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, logged, named, oat
 
 from oat.assemble.fingerprints import recorded
 from oat.commands.export import digest_run
@@ -357,7 +357,7 @@ def test_a_fork_that_is_made_needs_its_origin_no_more(
         < 0
     )
     shutil.rmtree(tmp_path / "grpo")
-    assert forked(lambda: oat(*command, "--run_dir", tmp_path / "made"), log) == 0, log.read_text()
+    assert logged(log, *command, "--run_dir", tmp_path / "made") == 0, log.read_text()
     assert digest_run(tmp_path / "made") == digest_run(tmp_path / "unbroken")
     capsys.readouterr()
     assert oat(*command, "--run_dir", tmp_path / "half") == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import forked, kill_at, oat
+from fixtures import forked, kill_at, logged, oat
 
 from oat.commands.export import digest_run
 from oat.ledger.ledger import Ledger
@@ -203,7 +203,7 @@ def test_rounds_that_the_plan_itself_needs_are_no_refill(bench: Bench, tmp_path:
         sampling={"max_new_tokens": 5, "refill_rounds": 1},
         stop={"max_steps": 2},
     )
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert logged(tmp_path / "log", "train", config) == 0, (tmp_path / "log").read_text()
     rounds, kept, _ = recorded(config.with_suffix(""), 1)
     assert (len(rounds), len(kept)) == (3, 8)
 
@@ -237,7 +237,7 @@ def test_a_rule_that_becomes_looser_leaves_no_recorded_round_out(bench: Bench, t
 
     assert forked(die, tmp_path / "log") == -signal.SIGKILL
     file.write_text(RULE.replace("RULE", "True"), encoding="utf-8")
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     run = config.with_suffix("")
     rounds, _, _ = recorded(run, 0)
     assert len(rounds) > 1
