@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import select
 import shutil
 import signal
@@ -317,15 +318,22 @@ def oat(*arguments: object) -> int:
 
 def logged(log: Path, *arguments: object) -> int:
     """Run a command line in this process, with its output in a file, and return its exit code. A forked child
-    takes a third more processor time, since it copies what it changes of this process."""
-    with (
-        log.open("a", encoding="utf-8") as output,
-        redirect_stdout(output),
-        redirect_stderr(output),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        return oat(*arguments)
+    takes a third more processor time, since it copies what it changes of this process. As after a child, the
+    global random generators are where they were."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with (
+            log.open("a", encoding="utf-8") as output,
+            redirect_stdout(output),
+            redirect_stderr(output),
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[]),
+        ):
+            warnings.simplefilter("ignore")
+            return oat(*arguments)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None = None) -> int:
