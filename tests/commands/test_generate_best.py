@@ -152,6 +152,7 @@ def expected(
 # the choice
 
 
+@pytest.mark.sample("reference", seconds=1.5)
 @pytest.mark.inventory(74)
 @pytest.mark.parametrize("run", ["policy", "reference"])
 def test_the_best_of_each_few_is_chosen(

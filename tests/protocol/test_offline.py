@@ -74,6 +74,10 @@ def test_a_missing_column_is_named(config: Path, tmp_path: Path, capsys: pytest.
     assert "'refused'" in capsys.readouterr().err
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py, over the wire; tests/faults/test_kill.py",
+    seconds=1.1,
+)
 def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:
         from oat.learner.learner import Learner

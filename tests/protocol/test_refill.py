@@ -140,6 +140,9 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=0.8
+)
 def test_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     other = tmp_path / "wire"
     assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0

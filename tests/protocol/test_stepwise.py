@@ -184,7 +184,7 @@ def test_the_mean_of_each_source_is_in_every_row(run: Path, tmp_path: Path, conf
     assert named[: len(rows)] == named[len(rows) :]
 
 
-@pytest.mark.slow(instead="test_killed_while_it_learns_and_over_the_wire", seconds=3.3)
+@pytest.mark.slow(instead="tests/faults/test_kill.py", seconds=3.3)
 @pytest.mark.parametrize("config", ["characters"], indirect=True)
 @pytest.mark.parametrize(
     "arm",
@@ -198,6 +198,10 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py, over the wire; tests/faults/test_kill.py",
+    seconds=0.8,
+)
 @pytest.mark.parametrize("config", ["mixture"], indirect=True)
 def test_killed_while_it_learns_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:

@@ -130,6 +130,9 @@ def test_the_reference_stays_and_the_sampler_lags(run: Path) -> None:
         assert versions == {"sampler": {step - step % 2}, "reference": {0}}
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=0.8
+)
 def test_over_the_wire(config: Path, run: Path) -> None:
     other = run.with_name("wire")
     assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0

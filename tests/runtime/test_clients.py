@@ -237,6 +237,10 @@ def test_an_evaluation_that_fails_ends_alone(runs: Runs, tmp_path: Path) -> None
     assert {*asked.values()} == {1}, "nobody asks again for an evaluation that has ended"
 
 
+@pytest.mark.slow(
+    instead="test_questions_of_a_lost_client_are_asked_again_and_no_others; tests/protocol/test_late.py",
+    seconds=2.7,
+)
 @pytest.mark.usefixtures("several_cpus")
 def test_a_durable_oracle_keeps_its_questions(runs: Runs, tmp_path: Path) -> None:
     """Neither a lost client nor a new start of the run asks a question again that the oracle has."""

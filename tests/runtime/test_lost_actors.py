@@ -75,7 +75,7 @@ KILLS = [
 
 
 @pytest.mark.inventory(124)
-@pytest.mark.sample("grpo-kill3", "dpo-kill8", seconds=8)
+@pytest.mark.sample("dpo-kill8", seconds=9.8)
 @pytest.mark.parametrize(("algorithm", "kill"), KILLS)
 def test_a_killed_actor_is_replaced(
     algorithm: str, kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any

@@ -63,7 +63,7 @@ class OldCache(unreadable.Unreadable):
         return kept.setdefault(np.concatenate(sequences).tobytes(), super().logps(sequences, slot))
 
 
-@pytest.mark.sample("plain", "an adapter, over the wire", seconds=8.4)
+@pytest.mark.sample("an adapter, over the wire", seconds=10.2)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_whose_weights_cannot_be_read_is_that_of_one_whose_weights_can(
     name: str, world: World, tmp_path: Path
