@@ -170,7 +170,7 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
     config = world.config("grpo", tmp_path, changes)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
     assert evaluated(tmp_path / "unbroken", "eval/skipped").keys() == {2, 4}
-    killed_and_continued(config, tmp_path / "killed", "oat.rundir.checkpoints:Checkpoints._publish", 1)
+    killed_and_continued(config, tmp_path / "killed", "a checkpoint is published", 1)
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
@@ -467,8 +467,8 @@ def test_oat_eval_says_that_it_failed(
     [
         # due since step 2, and waiting at the checkpoint after it
         ("oat.learner.learner:Learner.update", 3, signal.SIGKILL),
-        ("oat.evaluation.evaluation:Evaluation._sample", 3, signal.SIGKILL),
-        ("oat.evaluation.evaluation:Evaluation._sample", 3, signal.SIGTERM),
+        ("an evaluation samples", 3, signal.SIGKILL),
+        ("an evaluation samples", 3, signal.SIGTERM),
         ("oat.learner.learner:Learner.update", 5, signal.SIGTERM),
     ],
 )

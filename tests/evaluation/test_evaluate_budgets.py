@@ -170,7 +170,7 @@ def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> N
 )
 @pytest.mark.parametrize(
     ("place", "call"),
-    [("oat.ledger.outstanding:Outstanding.submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
+    [("oat.ledger.outstanding:Outstanding.submit", 8), ("an evaluation is written", 2)],
 )
 def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
     """A run is killed in an evaluation with a budget. Continued, it finishes this evaluation at any price,

@@ -50,38 +50,30 @@ MOMENTS = {
         "dpo", "oat.ledger.trajectory_files:TrajectoryFiles.remove", 1
     ),
     "intents on disk, not sent": Moment("grpo", "oat.ledger.outstanding:Outstanding.submit", 5),
-    "answers made, not on disk": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 9),
+    "answers made, not on disk": Moment("dpo", "answers are recorded", 9),
     "inside an answer batch's transaction": Moment(
         "grpo", "oat.ledger.store:Store.add_answers", 6, after=True
     ),
     "answers on disk, the take not recorded": Moment("grpo", "oat.ledger.store:Store.add_take", 5),
-    "the take recorded, nothing learned": Moment("dpo", "oat.ledger.ledger:Ledger._forget", 6),
+    "the take recorded, nothing learned": Moment("dpo", "what is taken is forgotten", 6),
     "before the first checkpoint": Moment("dpo", "oat.learner.learner:Learner.update", 2),
     "after an optimiser step": Moment("grpo", "torch.optim.adamw:AdamW.step", 3, after=True),
-    "between the two streams of a row": Moment("grpo", "oat.tracking.files:Tracking._write", 18),
+    "between the two streams of a row": Moment("grpo", "a row is written", 18),
     "between two files of a save": Moment("grpo", "safetensors.torch:save_file", 2, after=True),
-    "files of a save written, no manifest": Moment("dpo", "oat.rundir.checkpoint_files:_sha256", 5),
-    "saved under its temporary name": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._publish", 2),
-    "saved, before the pointer": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._point", 1),
-    "before old checkpoints are removed": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._prune", 2),
+    "files of a save written, no manifest": Moment("dpo", "a checkpoint is hashed", 5),
+    "saved under its temporary name": Moment("dpo", "a checkpoint is published", 2),
+    "saved, before the pointer": Moment("grpo", "the newest checkpoint is named", 1),
+    "before old checkpoints are removed": Moment("dpo", "old checkpoints are removed", 2),
     "written in the background, the next step learned": Moment(
         "grpo", "oat.learner.learner:Learner.update", 3, after=True
     ),
     "while a checkpoint waits for the one before": Moment(
         "dpo", "oat.rundir.checkpoints:Checkpoints.wait", 3
     ),
-    "between the modes of the first evaluation": Moment(
-        "grpo", "oat.evaluation.evaluation:Evaluation._sample", 2
-    ),
-    "between the modes of a later evaluation": Moment(
-        "dpo", "oat.evaluation.evaluation:Evaluation._sample", 4
-    ),
-    "an evaluation's answers made, not on disk": Moment(
-        "grpo", "oat.ledger.outstanding:Outstanding._record", 7
-    ),
-    "an evaluation taken, its file not written": Moment(
-        "dpo", "oat.evaluation.evaluation:Evaluation._write", 2
-    ),
+    "between the modes of the first evaluation": Moment("grpo", "an evaluation samples", 2),
+    "between the modes of a later evaluation": Moment("dpo", "an evaluation samples", 4),
+    "an evaluation's answers made, not on disk": Moment("grpo", "answers are recorded", 7),
+    "an evaluation taken, its file not written": Moment("dpo", "an evaluation is written", 2),
     "inside a weight sync": Moment("grpo", "oat.engines.torch:TorchEngine.load", 6),
     "inside a weight sync of a copy": Moment(
         "dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD
@@ -93,19 +85,15 @@ MOMENTS = {
     "some late answers on disk, the take not recorded": Moment(
         "dpo", "oat.ledger.store:Store.add_take", 6, flags=LATE
     ),
-    "late answers made, not on disk": Moment(
-        "dpo", "oat.ledger.outstanding:Outstanding._record", 9, flags=LATE
-    ),
+    "late answers made, not on disk": Moment("dpo", "answers are recorded", 9, flags=LATE),
     "ahead of late answers, nothing sent": Moment(
         "dpo", "oat.ledger.outstanding:Outstanding.submit", 5, flags=LATE
     ),
-    "scores made, not on disk": Moment("grpo", "oat.ledger.outstanding:Outstanding._record", 9),
+    "scores made, not on disk": Moment("grpo", "answers are recorded", 9),
     "without a wire, after an optimiser step": Moment(
         "grpo", "torch.optim.adamw:AdamW.step", 3, after=True, flags=PLAIN
     ),
-    "without a wire, answers made, not on disk": Moment(
-        "dpo", "oat.ledger.outstanding:Outstanding._record", 9, flags=PLAIN
-    ),
+    "without a wire, answers made, not on disk": Moment("dpo", "answers are recorded", 9, flags=PLAIN),
 }
 
 
@@ -187,7 +175,7 @@ def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: An
     flags = ("--checkpoint.every", "1")
 
     def arm() -> None:
-        kill_at(*named("oat.rundir.checkpoints:_with_own_storage"), 2)
+        kill_at(*named("tensors are copied for a save"), 2)
 
     attempts = 0
     while train(config, run_dir, flags, arm) != 0:

@@ -46,19 +46,19 @@ run has ended."""
 MOMENTS = {
     "before the first question": Moment("dpo", "oat.collector:Collector.fill", 1, 0),
     "while it samples": Moment("grpo", "oat.rollout.actor:Actor.sample", 8, 3),
-    "while it asks": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 11, 3),
+    "while it asks": Moment("dpo", "answers are recorded", 11, 3),
     "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
-    "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._sample", 1, 0),
-    "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._sample", 3, 2),
-    "in the last evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._write", 3, 4),
+    "in the first evaluation": Moment("grpo", "an evaluation samples", 1, 0),
+    "in a later evaluation": Moment("dpo", "an evaluation samples", 3, 2),
+    "in the last evaluation": Moment("grpo", "an evaluation is written", 3, 4),
     "in a save": Moment(
         "grpo",
-        "oat.rundir.checkpoints:Checkpoints._publish",
+        "a checkpoint is published",
         1,
         2,
         flags=("--checkpoint.background", "false"),
     ),
-    "beside a save": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._publish", 1, (1, 2), flags=OFTEN),
+    "beside a save": Moment("grpo", "a checkpoint is published", 1, (1, 2), flags=OFTEN),
     "by Ctrl-C": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGINT,), 130),
     "by Ctrl-C twice": Moment(
         "dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130

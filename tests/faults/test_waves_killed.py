@@ -84,12 +84,12 @@ CHANGES = {
 }
 POINTS = {
     "before a wave is formed": ("oat.ledger.waves:Waves.next", False),
-    "inside the transaction of a wave": ("oat.ledger.waves:Waves._record", True),
+    "inside the transaction of a wave": ("a wave is recorded", True),
     "a wave on disk, nothing sent": ("oat.ledger.outstanding:Outstanding.submit", False),
     "a wave sent": ("oat.ledger.outstanding:Outstanding.submit", True),
-    "answers of a wave made, not on disk": ("oat.ledger.outstanding:Outstanding._record", False),
+    "answers of a wave made, not on disk": ("answers are recorded", False),
     "inside the transaction of a wave's answers": ("oat.ledger.store:Store.add_answers", True),
-    "some answers of a wave on disk": ("oat.ledger.outstanding:Outstanding._record", True),
+    "some answers of a wave on disk": ("answers are recorded", True),
     "all taken, nothing learned": ("oat.ledger.store:Store.add_take", True),
 }
 SERIES = ("ahead", "mixture")

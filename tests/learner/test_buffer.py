@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import World, forked, kill_at, oat
+from fixtures import World, forked, kill_at, named, oat
 from pairs import item
 
 from oat.commands.export import digest_run
@@ -191,13 +191,12 @@ def test_a_schedule_counts_the_questions_that_an_explorer_leaves(world: World, t
 @pytest.mark.parametrize(
     ("place", "call"),
     [
-        ("oat.learner.learner:Learner._step", 15),
+        ("an optimiser step", 15),
         ("oat.ledger.store:Store.drop_groups", 2),
         ("oat.ledger.ledger:Ledger.taken", 7),
     ],
 )
 def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str, call: int) -> None:
-    from fixtures import named
 
     def die() -> int:
         kill_at(*named(place), call)

@@ -337,7 +337,7 @@ tokens. So most questions are already in flight."""
 POINTS = [
     ("oat.ledger.outstanding:Outstanding.submit", 3, False),
     ("oat.ledger.store:Store.add_answers", 6, True),
-    ("oat.ledger.outstanding:Outstanding._record", 5, False),
+    ("answers are recorded", 5, False),
 ]
 
 
@@ -372,7 +372,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run
 
 
-@pytest.mark.sample("_record-dpo", seconds=5.2)
+@pytest.mark.sample("answers are recorded-dpo", seconds=5.2)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0].split(".")[-1])
 def test_a_killed_run_awaits_what_the_unbroken_one_did(

@@ -93,7 +93,7 @@ def trained(world: World, folder: Path, changes: Mapping[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("changes", "place", "call"),
     [
-        ({}, "oat.ledger.outstanding:Outstanding._record", 2),
+        ({}, "answers are recorded", 2),
         pytest.param(
             {"oracle.name": "{folder}/rarity.py:late"},
             "oat.ledger.outstanding:Outstanding.submit",

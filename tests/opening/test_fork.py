@@ -294,10 +294,7 @@ def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
     shorter, longer = ("--stop.max_steps", "3"), ("--stop.max_steps", "6")
     assert (
         forked(
-            lambda: (
-                kill_at(*named("oat.evaluation.evaluation:Evaluation._ask"), 3, after=True)
-                or oat("train", config, *shorter)
-            ),
+            lambda: kill_at(*named("an evaluation asks"), 3, after=True) or oat("train", config, *shorter),
             log,
         )
         < 0

@@ -12,7 +12,7 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import forked, kill_at, oat, write_jsonl
+from fixtures import forked, kill_at, named, oat, write_jsonl
 from stepwise import of_parts
 
 from oat.commands.export import digest_run
@@ -205,9 +205,8 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
 @pytest.mark.parametrize("config", ["mixture"], indirect=True)
 def test_killed_while_it_learns_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:
-        from oat.learner.learner import Learner
 
-        kill_at(Learner, "_step", 3)
+        kill_at(*named("an optimiser step"), 3)
 
     assert_a_kill_changes_nothing(config, run, tmp_path, die, "--compute.serialise", "true")
 

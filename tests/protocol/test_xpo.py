@@ -8,7 +8,7 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import kill_at, named, oat
 
 from oat.commands.export import digest_run
 from oat.types import Item
@@ -141,15 +141,13 @@ def test_over_the_wire(config: Path, run: Path) -> None:
 
 def die_behind_a_save() -> None:
     """Kill at step 3, when the sampler holds the weights of step 2."""
-    from oat.rundir.checkpoints import Checkpoints
 
-    kill_at(Checkpoints, "_prune", 1, after=True)
+    kill_at(*named("old checkpoints are removed"), 1, after=True)
 
 
 def die_in_an_epoch() -> None:
-    from oat.learner.learner import Learner
 
-    kill_at(Learner, "_step", 10)
+    kill_at(*named("an optimiser step"), 10)
 
 
 @pytest.mark.slow(instead="tests/faults/test_inner_kills.py::test_killed_inside_an_update", seconds=1.7)

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from points import POINTS
 
 from oat.config.settings import ComputeConfig
 from oat.learner.learner import Learner
@@ -409,8 +410,8 @@ def in_session(session: int) -> list[str]:
 
 
 def named(place: str) -> tuple[Any, str]:
-    """Return the owner and the name of "module:owner.name"."""
-    module, _, names = place.partition(":")
+    """Return the owner and the name of a point (`points.py`), or of "module:owner.name"."""
+    module, _, names = POINTS.get(place, place).partition(":")
     *owners, name = names.split(".")
     owner: Any = importlib.import_module(module)
     for part in owners:
