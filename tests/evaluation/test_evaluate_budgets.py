@@ -106,6 +106,7 @@ def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
         assert not any(account.unpaid for account in accounts(store))
 
 
+@pytest.mark.sample("oracle-*", seconds=0.3)
 @pytest.mark.parametrize(
     ("judge", "limit", "words"),
     [

@@ -196,6 +196,7 @@ class Mine(NoExploration):
 """
 
 
+@pytest.mark.sample("raise SystemExit(0)*", seconds=0.5)
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [

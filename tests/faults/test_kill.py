@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fixtures import World, cold, forked, in_session, kill_at, logged, named, oat
+from fixtures import World, cold, in_session, kill_at, logged, named, oat, tried
 
 pytestmark = [pytest.mark.fault("R1"), pytest.mark.usefixtures("over_the_wire")]
 
@@ -104,13 +104,9 @@ def given(config: Path, run_dir: Path, flags: tuple[str, ...]) -> list[Any]:
 
 
 def train(
-    config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[[], None] = lambda: None
+    config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[[], None] | None = None
 ) -> int:
-    def action() -> int:
-        before()
-        return oat(*given(config, run_dir, flags))
-
-    return forked(action, run_dir.parent / "log")
+    return tried(run_dir.parent / "log", *given(config, run_dir, flags), before=before)
 
 
 def digest(run_dir: Path) -> dict[str, str]:

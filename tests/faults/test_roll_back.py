@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, named, oat, tried
 from flat_steps import flat_steps
 
 from oat.commands.export import digest_run
@@ -64,7 +64,7 @@ MOMENTS = {
 }
 
 
-def train(world: World, folder: Path, moment: Moment, before: Callable[[], None] = lambda: None) -> int:
+def train(world: World, folder: Path, moment: Moment, before: Callable[[], None] | None = None) -> int:
     changes = {
         **flat_steps(world.folder, {4, 7}, patience=1, action="roll_back"),
         "checkpoint": {"every": 2, "keep_last": 1},
@@ -73,11 +73,7 @@ def train(world: World, folder: Path, moment: Moment, before: Callable[[], None]
     }
     config = world.config(moment.algorithm, folder, changes)
 
-    def action() -> int:
-        before()
-        return oat("train", config, "--run_dir", folder / "run", *moment.flags)
-
-    return forked(action, folder / "log")
+    return tried(folder / "log", "train", config, "--run_dir", folder / "run", *moment.flags, before=before)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fixtures import Finished, World, forked, kill_at, named, oat
+from fixtures import Finished, World, kill_at, named, tried
 
 from oat.commands.export import digest_run
 from oat.control.interruption import Interruption
@@ -81,13 +81,9 @@ STARTS = {
 
 
 def train(
-    config: Path, run_dir: Path, before: Callable[[], None] = lambda: None, flags: tuple[str, ...] = ()
+    config: Path, run_dir: Path, before: Callable[[], None] | None = None, flags: tuple[str, ...] = ()
 ) -> int:
-    def action() -> int:
-        before()
-        return oat("train", config, "--run_dir", run_dir, *flags)
-
-    return forked(action, run_dir.parent / "log")
+    return tried(run_dir.parent / "log", "train", config, "--run_dir", run_dir, *flags, before=before)
 
 
 @pytest.fixture(scope="module")

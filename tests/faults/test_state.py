@@ -314,7 +314,7 @@ def of_the_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Learner, "update", drawing)
 
 
-@pytest.mark.sample("*closure*", "*of_the_process*", seconds=1.6)
+@pytest.mark.sample("*closure*", seconds=2.2)
 @pytest.mark.fault("R3")
 @pytest.mark.parametrize(
     ("mutate", "path"),

@@ -323,6 +323,7 @@ def test_one_that_does_not_say_so_is_refused(
     )
 
 
+@pytest.mark.sample("grpo", seconds=0.3)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_step_has_so_many_updates_and_no_more(world: World, tmp_path: Path, algorithm: str) -> None:
     """`learner.max_updates` limits a step's optimiser steps over all its passes, with and without a

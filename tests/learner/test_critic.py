@@ -160,6 +160,7 @@ def test_any_split_gives_the_critic_the_same_gradient(
         assert float((other - found[0]).norm() / found[0].norm()) <= tolerance
 
 
+@pytest.mark.sample("False", seconds=0.6)
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_the_policy_waits_while_only_the_critic_learns(
     model_path: Path, gradient_checkpointing: bool

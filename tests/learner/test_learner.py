@@ -95,6 +95,7 @@ def test_micro_batches_and_chunks_change_rounding_only(
         assert other_loss == pytest.approx(loss, rel=10 * tolerance, abs=tolerance)
 
 
+@pytest.mark.sample("dpo", seconds=0.4)
 @pytest.mark.fault("R5")
 @pytest.mark.inventory(110)
 @pytest.mark.parametrize("name", ["dpo", "grpo"])

@@ -267,6 +267,7 @@ def test_a_run_with_gradient_checkpointing_is_the_run_without(world: World, tmp_
     assert ends[0] == ends[1]
 
 
+@pytest.mark.sample("dpo", seconds=0.4)
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_a_limit_of_tokens_changes_rounding_only(smooth: Path, name: str) -> None:
     loss, whole = update(learner_of(smooth), name)

@@ -50,6 +50,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {family: save_model(tmp_path_factory.mktemp(family), build_config(family)) for family in FAMILIES}
 
 
+@pytest.mark.sample("*-all-linear", "llama-targets7", seconds=0.4)
 @pytest.mark.parametrize(("family", "targets"), TARGETS)
 def test_the_model_is_seen_through_its_adapter(
     paths: Mapping[str, str], family: str, targets: Any, tmp_path: Path
@@ -189,6 +190,7 @@ def test_a_reference_of_its_own_is_loaded(world: World, tmp_path: Path) -> None:
     run.ledger.close()
 
 
+@pytest.mark.sample("1-adapter", "2-*", seconds=0.2)
 @pytest.mark.inventory(94, 95)
 @pytest.mark.parametrize(
     "lora",

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.sample("equal rewards", "equal rewards of pairs", "an unreached threshold", seconds=1.6)
+@pytest.mark.sample("equal rewards of pairs", seconds=2.2)
 @pytest.mark.parametrize(("algorithm", "reward", "changes", "cause"), CASES.values(), ids=CASES.keys())
 def test_nothing_learned(
     world: World,
@@ -224,6 +224,7 @@ LEARNING: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample("scores", "a warm-up", seconds=0.6)
 @pytest.mark.parametrize(("algorithm", "changes"), LEARNING.values(), ids=LEARNING.keys())
 def test_something_learned(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]

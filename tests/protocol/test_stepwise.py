@@ -72,6 +72,7 @@ def items(run: Path) -> list[Item]:
     return [item for step in straight.recorded_steps(run) for item in step]
 
 
+@pytest.mark.sample("turns", "mixture", seconds=0.8)
 def test_the_ledger_has_the_steps_and_the_trajectories_say_where_they_end(
     bench: Bench, config: Path, run: Path
 ) -> None:

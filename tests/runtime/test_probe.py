@@ -131,6 +131,7 @@ def test_another_proof_changes_nothing_that_is_learned(proof: str, world: World,
     assert digests[0] == digests[1]
 
 
+@pytest.mark.sample("bfloat16", seconds=0.4)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_probe_allows_the_rounding_of_a_precision_and_little_more(
     precision: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

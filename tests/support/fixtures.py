@@ -330,11 +330,23 @@ def logged(log: Path, *arguments: object) -> int:
             warnings.catch_warnings(),
             torch.random.fork_rng(devices=[]),
         ):
-            warnings.simplefilter("ignore")
             return oat(*arguments)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+def tried(log: Path, *arguments: object, before: Callable[[], object] | None = None) -> int:
+    """Run a command line as `logged` does. With `before`, which may arm a kill, run it in a forked child that
+    calls `before` first."""
+    if before is None:
+        return logged(log, *arguments)
+
+    def action() -> int:
+        before()
+        return oat(*arguments)
+
+    return forked(action, log)
 
 
 def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None = None) -> int:
