@@ -1,6 +1,9 @@
 """Named points of the code at which tests strike a run: kill it, interrupt it, let a write fail. Tests name
 the event. Only this table knows the function in which the event happens, which may be private."""
 
+import importlib
+from typing import Any
+
 POINTS = {
     "answers are recorded": "oat.ledger.outstanding:Outstanding._record",
     "what is taken is forgotten": "oat.ledger.ledger:Ledger._forget",
@@ -24,3 +27,13 @@ POINTS = {
     "a folder of trajectories is made": "oat.ledger.trajectory_files:TrajectoryFiles._make_missing",
 }
 """The function of each event, as "module:owner.name"."""
+
+
+def named(place: str) -> tuple[Any, str]:
+    """Return the owner and the name of a point, or of "module:owner.name"."""
+    module, _, names = POINTS.get(place, place).partition(":")
+    *owners, name = names.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, name
