@@ -178,6 +178,10 @@ def test_without_a_temperature_all_responses_are_the_greedy_one(world: World, tm
     assert evaluated(run_dir, "eval/sampled") == {}
 
 
+@pytest.mark.slow(
+    instead="tests/evaluation/test_evaluate_box.py compares training with and without evaluations",
+    seconds=0.9,
+)
 def test_training_does_not_notice_it(world: World, tmp_path: Path) -> None:
     """Neither weights nor questions of training change, and over the wire the evaluation is the same."""
     rewards = {}

@@ -108,6 +108,10 @@ def test_two_evaluations_differ_by_the_weights_alone(world: World, tmp_path: Pat
     }
 
 
+@pytest.mark.slow(
+    instead="tests/evaluation/test_evaluate_box.py compares training with and without evaluations",
+    seconds=0.7,
+)
 def test_training_does_not_notice_an_evaluation(world: World, tmp_path: Path) -> None:
     digests, states = [], []
     for name, section in {"without": None, "with": world.tree("grpo", tmp_path)["evaluation"]}.items():

@@ -372,7 +372,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run
 
 
-@pytest.mark.sample("answers are recorded-dpo", seconds=5.2)
+@pytest.mark.slow(instead="test_a_fork_awaits_what_the_run_did; tests/faults/test_kill.py", seconds=6.5)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0].split(".")[-1])
 def test_a_killed_run_awaits_what_the_unbroken_one_did(

@@ -173,6 +173,9 @@ def test_questions_of_a_lost_client_are_asked_again_and_no_others(runs: Runs, tm
         assert bool(twice) == (what == "collect")
 
 
+@pytest.mark.slow(
+    instead="tests/runtime/test_late_processes.py::test_all_replacements_are_counted_together", seconds=1.1
+)
 def test_all_processes_share_the_bound_of_replacements(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
