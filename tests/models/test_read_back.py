@@ -139,6 +139,7 @@ def test_an_export_that_transformers_reads_wrongly_is_said(
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(world.folder / "model").save_pretrained(start)
+    torch.manual_seed(0)  # of some weights, no response has the padding id, whose row then does not learn
     AutoModelForCausalLM.from_config(youtu(rows)).save_pretrained(start)
     changes = {"model.path": str(start), "evaluation": None, "stop.max_steps": 1}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0

