@@ -156,7 +156,7 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
     assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in said
 
 
-@pytest.mark.sample("dpo", seconds=1.4)
+@pytest.mark.slow(instead="test_a_longer_run_is_the_unbroken_longer_run", seconds=2.4)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_the_configuration_that_a_run_wrote_continues_it(
     world: World, tmp_path: Path, algorithm: str

@@ -157,6 +157,7 @@ def test_other_settings_of_the_explorer_do_not_matter(
     assert more["eval/sampled"] != last["eval/sampled"]
 
 
+@pytest.mark.sample("False", seconds=0.6)
 @pytest.mark.parametrize("learn", [True, False])
 def test_a_run_without_an_ensemble_is_evaluated_with_an_exported_one_only(
     finished: Finished,

@@ -123,6 +123,9 @@ def test_an_interrupted_run_is_the_unbroken_run(
     assert is_equal
 
 
+@pytest.mark.sample(
+    "while weights are loaded", "while the ledger is opened", "before the configuration is kept", seconds=1.2
+)
 @pytest.mark.parametrize("moment", STARTS.values(), ids=STARTS.keys())
 def test_a_run_that_is_told_to_end_while_it_starts(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]], moment: tuple[str, int, int]

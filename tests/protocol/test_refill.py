@@ -123,7 +123,7 @@ def in_ask(call: int) -> Callable[[], None]:
     return lambda: kill_at(Ledger, "ask", call)
 
 
-@pytest.mark.sample("after the second round", seconds=9.6)
+@pytest.mark.slow(instead="tests/faults/test_waves_killed.py::test_killed_once", seconds=10.6)
 @pytest.mark.parametrize(
     "arm",
     [
