@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import affected
 import pytest
 
 import oat
@@ -467,9 +468,15 @@ def test_no_test_imports_another() -> None:
     found = {
         file.name: others
         for file in TESTS.rglob("*.py")
-        if (others := {name for name in imports(file) if name.split(".")[-1].startswith("test_")})
+        if (others := {name for name in affected.imported(file.read_text()) if name.startswith("test_")})
     }
     assert found == {}
+    assert affected.imported("import a, test_b as b\nfrom test_c import (\n    d,\n)\n") == {
+        "a",
+        "test_b",
+        "test_c",
+        "test_c.d",
+    }
 
 
 def too_long(files: Iterable[Path]) -> list[str]:

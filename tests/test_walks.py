@@ -5,23 +5,17 @@ nothing."""
 import ast
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
+from syntax import ROOT, texts, trees
 
-import oat
 from oat.config.settings import Config
 
-ROOT = Path(oat.__file__).parent
 MAKING = ("resolve", "assemble", "forecast", "opening", "answering")
 """The packages on the way from a configuration to a run, or to a learned model that answers."""
 PAGE = ROOT.parent.parent / "docs" / "architecture.md"
-OUTSIDE = {
-    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
-    for file in sorted(ROOT.rglob("*.py"))
-    if file.relative_to(ROOT).parts[0] not in ("config", *MAKING)
-}
-"""The files outside `config/` and the rooms that make a run."""
+OUTSIDE = ("config", *MAKING)
+"""The packages that the tests leave out: they read settings."""
 
 SECTIONS = {f.name for f in fields(Config)}
 DOORS = {
@@ -148,23 +142,24 @@ def test_the_reader_of_settings_sees_them() -> None:
 def test_who_holds_a_configuration_is_known() -> None:
     found = {
         name
-        for name, tree in OUTSIDE.items()
+        for name, tree in trees(*DOORS, outside=OUTSIDE)
         if any(symbol in DOORS.get(module, ()) for module, symbol in imported(tree))
     }
     assert found | {READER} == set(HOLDERS)
 
 
 def test_one_file_outside_reads_settings_of_a_configuration() -> None:
-    found = {name: read for name in HOLDERS if (read := settings_read(OUTSIDE[name]))}
+    found = {name: read for name in HOLDERS if (read := settings_read(ast.parse(texts()[name])))}
     assert found.keys() == {READER}, found
 
 
 def test_sections_go_to_their_owners() -> None:
-    imports = {name: set(imported(tree)) for name, tree in OUTSIDE.items()}
+    modules = ("oat.config.settings", "oat.config.alarm_settings")
+    imports = {name: set(imported(tree)) for name, tree in trees(*modules, outside=OUTSIDE)}
     found = {
         symbol: {name.split("/")[0] for name, others in imports.items() if (module, symbol) in others}
         for module, symbol in set().union(*imports.values())
-        if module in ("oat.config.settings", "oat.config.alarm_settings") and symbol[0].isupper()
+        if module in modules and symbol[0].isupper()
     }
     found.pop("Config")
     assert found == {section: {owner} for section, owner in OWNERS.items()}
@@ -174,7 +169,8 @@ def test_sections_go_to_their_owners() -> None:
 def test_a_setting_is_read_in_one_place(setting: str, place: str) -> None:
     name = setting.split(".")[1]
     aside = ASIDE.get(name, set())
-    assert {file for file, tree in OUTSIDE.items() if reads(tree, name)} - aside == {place}
+    found = {file for file, tree in trees(name, outside=OUTSIDE) if reads(tree, name)}
+    assert found - aside == {place}
 
 
 @pytest.mark.parametrize(("setting", "place"), [*WALKS.items(), ("the configuration", READER)])

@@ -203,6 +203,7 @@ class SometimesTwice(FirstTurnCounts):
         return turn if response.isdigit() else Turn(turn.state, None, turn.reward)
 
 
+@pytest.mark.sample("scored", seconds=0.3)
 @pytest.mark.parametrize("layout", ["preference", "scored"])
 def test_episodes_of_several_turns_are_left_out_of_exports_and_counted(
     trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path, layout: str

@@ -90,6 +90,7 @@ class Case:
         return torch.from_numpy(np.stack(pairs))
 
 
+@pytest.mark.sample("two lives-*", seconds=0.4)
 @pytest.mark.parametrize("pooling", POOLINGS, ids=str)
 @pytest.mark.parametrize("is_restored", [False, True], ids=["one life", "two lives"])
 def test_features_are_computed_again_when_it_is_due(path: str, pooling: Pooling, is_restored: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import World, forked, make_model, oat
+from fixtures import World, logged, make_model, oat
 
 from oat.errors import ConfigError
 from oat.evaluation.statistics import bootstrap_interval
@@ -37,9 +37,7 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rate in (("slow", 1e-4), ("fast", 0.03)):
         (folder / name).mkdir()
         config = world.config("grpo", folder / name, {"learner.learning_rate": rate, "stop.max_steps": 2})
-        assert forked(lambda config=config: oat("train", config), folder / name / "log") == 0, (
-            folder / name / "log"
-        ).read_text()
+        assert logged(folder / name / "log", "train", config) == 0, (folder / name / "log").read_text()
     make_model(folder / "other", hidden=8, seed=3, tokens="0123456789+=a")
     return folder
 
@@ -156,7 +154,7 @@ def test_the_model_that_an_adapter_was_trained_beside(
 ) -> None:
     shutil.copytree(world.folder / "model", tmp_path / "model")
     changes = {"model": {"path": str(tmp_path / "model"), "lora": {"rank": 2}}, "stop.max_steps": 1}
-    assert forked(lambda: oat("train", world.config("grpo", tmp_path, changes)), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", world.config("grpo", tmp_path, changes)) == 0
     found = compared(capsys, tmp_path / "grpo", "--against", runs / "fast" / "grpo")
     assert 0 <= found["sampled_win_rate"] <= 1
     make_model(tmp_path / "model", seed=5)

@@ -77,7 +77,7 @@ def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> No
         *flags,
         "--accept-changed",
         "reward",
-        before=lambda: kill_at(*named("oat.ledger.outstanding:Outstanding._record"), 1, after=True),
+        before=lambda: kill_at(*named("answers are recorded"), 1, after=True),
     )
     assert code == -signal.SIGKILL, said
     assert run(copy, *flags)[0] == 0

@@ -156,6 +156,8 @@ def test_a_command_makes_one_module_without_weights_for_each_path(
         start(self, *given, **options)
 
     monkeypatch.setattr(PreTrainedModel, "__init__", counted)
+    monkeypatch.setattr("oat.models.outlines._kept", {})
+    monkeypatch.setattr("oat.models.outlines._MOST", 0)
     for words in (["check", config], ["check", config, "--memory"]):
         made.clear()
         assert oat(*words) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import ALPHABET, World, forked, oat, show_warnings
+from fixtures import ALPHABET, World, forked, logged, oat, show_warnings
 
 import oat as package
 from oat.commands.digest import digest_run
@@ -154,7 +154,7 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
     assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in said
 
 
-@pytest.mark.sample("dpo", seconds=1.4)
+@pytest.mark.slow(instead="test_a_longer_run_is_the_unbroken_longer_run", seconds=2.4)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_the_configuration_that_a_run_wrote_continues_it(
     world: World, tmp_path: Path, algorithm: str
@@ -164,7 +164,7 @@ def test_the_configuration_that_a_run_wrote_continues_it(
     assert train(config) == 0
     own = tmp_path / algorithm / "config.yaml"
     before, written = digest_run(tmp_path / algorithm), own.read_text()
-    assert forked(lambda: oat("train", own), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert logged(tmp_path / "log", "train", own) == 0, (tmp_path / "log").read_text()
     assert (digest_run(tmp_path / algorithm), own.read_text()) == (before, written)
 
 

@@ -348,6 +348,7 @@ def test_a_run_from_a_missing_ensemble_ends_with_one_message(
 # what may not change between two lives of a run
 
 
+@pytest.mark.sample("simpo", seconds=0.6)
 @pytest.mark.parametrize("algorithm", ["dpo", "simpo"])
 def test_a_reference_that_has_changed_is_refused(
     world: World, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]

@@ -265,7 +265,7 @@ def test_a_run_of_an_earlier_version_is_known_by_its_ledger(
         "oat.rundir.mark:os.urandom",
         "oat.rundir.mark:sync_to_disk",
         "oat.opening.open_run:gather_inputs",
-        "oat.ledger.schema:_connect",
+        "a ledger is opened",
         "oat.opening.open_run:write_stored",
     ],
 )

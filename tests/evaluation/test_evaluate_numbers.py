@@ -312,9 +312,9 @@ def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Pa
 @pytest.mark.parametrize(
     ("place", "call"),
     [
-        ("oat.ledger.outstanding:Outstanding._record", 11),
+        ("answers are recorded", 11),
         ("oat.ledger.outstanding:Outstanding.submit", 15),
-        ("oat.evaluation.evaluation:Evaluation._write", 2),
+        ("an evaluation is written", 2),
     ],
 )
 def test_killed_in_a_second_opinion(world: World, tmp_path: Path, judges: str, place: str, call: int) -> None:

@@ -77,7 +77,7 @@ def test_training_is_the_same_without_it(world: World, online: Path, tmp_path: P
 )
 @pytest.mark.parametrize(
     ("place", "call"),
-    [("oat.evaluation.evaluation:Evaluation._write", 2), ("oat.ledger.store:Store.add_answers", 11)],
+    [("an evaluation is written", 2), ("oat.ledger.store:Store.add_answers", 11)],
 )
 def test_a_killed_run_makes_the_same_evaluations(online: Path, tmp_path: Path, place: str, call: int) -> None:
     def die() -> int:
@@ -165,6 +165,7 @@ def test_an_iterative_run_evaluates_its_newest_weights(world: World, tmp_path: P
     assert greedy["policy"] == greedy["sampler"], "a sync makes them one"
 
 
+@pytest.mark.sample("dpo", seconds=0.3)
 @pytest.mark.inventory(116)
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_an_offline_run_learns_and_starts_no_actor(

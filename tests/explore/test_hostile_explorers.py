@@ -195,6 +195,7 @@ class Mine(NoExploration):
 """
 
 
+@pytest.mark.sample("raise SystemExit(0)*", seconds=0.5)
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
@@ -267,6 +268,7 @@ def test_a_run_with_a_rule_that_returns_one_candidate_twice_ends(
     assert "Traceback" not in error
 
 
+@pytest.mark.sample("1", seconds=1.5)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_laboratory_refuses_the_rule_too(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jobs: int

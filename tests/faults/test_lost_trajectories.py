@@ -195,6 +195,7 @@ def test_what_a_kill_left_is_told_and_is_no_fault(
     assert not left.exists()
 
 
+@pytest.mark.sample("4", seconds=0.5)
 @pytest.mark.parametrize("version", [8, 4])
 def test_a_killed_run_of_an_older_schema_goes_on(
     run: Path, killed: Path, tmp_path: Path, version: int

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, counting, forked, kill_at, named, oat
+from fixtures import World, counting, forked, kill_at, logged, named, oat
 
 from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
@@ -84,12 +84,12 @@ CHANGES = {
 }
 POINTS = {
     "before a wave is formed": ("oat.ledger.budgets:Waves.next", False),
-    "inside the transaction of a wave": ("oat.ledger.budgets:Waves._record", True),
+    "inside the transaction of a wave": ("a wave is recorded", True),
     "a wave on disk, nothing sent": ("oat.ledger.outstanding:Outstanding.submit", False),
     "a wave sent": ("oat.ledger.outstanding:Outstanding.submit", True),
-    "answers of a wave made, not on disk": ("oat.ledger.outstanding:Outstanding._record", False),
+    "answers of a wave made, not on disk": ("answers are recorded", False),
     "inside the transaction of a wave's answers": ("oat.ledger.store:Store.add_answers", True),
-    "some answers of a wave on disk": ("oat.ledger.outstanding:Outstanding._record", True),
+    "some answers of a wave on disk": ("answers are recorded", True),
     "all taken, nothing learned": ("oat.ledger.store:Store.add_take", True),
 }
 SERIES = ("ahead", "mixture")
@@ -199,7 +199,7 @@ def test_killed_once(
             return oat("train", config, "--run_dir", run_dir)
 
         assert forked(armed, log) == -signal.SIGKILL, log.read_text()
-    assert forked(lambda: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()
+    assert logged(log, "train", config, "--run_dir", run_dir) == 0, log.read_text()
     with closing(Store(run_dir / "ledger.sqlite")) as store:
         (account,) = accounts(store)
         assert contradictions(store) == []

@@ -267,6 +267,7 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.sample("grpo-True", seconds=0.6)
 @pytest.mark.parametrize(("algorithm", "serialise"), [("dpo", False), ("grpo", False), ("grpo", True)])
 def test_every_step_of_a_run_says_what_share_it_reached(
     algorithm: str, serialise: bool, world: World, tmp_path: Path

@@ -401,6 +401,7 @@ def test_a_policy_may_learn_too_also_from_the_agents_labels(
     assert arms == ["| passive", "| passive + labels 0.5"]
 
 
+@pytest.mark.slow(instead="the other tests of the file, in one process", seconds=1.9)
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are written in their order. The environment is as before."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

@@ -187,7 +187,7 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
         (tmp_path / name).mkdir()
         configs.append(world.config("grpo", tmp_path / name, changes))
     assert oat("train", configs[0]) == 0
-    place, log = named("oat.ledger.outstanding:Outstanding._record"), tmp_path / "log"
+    place, log = named("answers are recorded"), tmp_path / "log"
     assert forked(lambda: kill_at(*place, 9) or oat("train", configs[1]), log) < 0
     assert forked(lambda: oat("train", configs[1]), log) == 0
     runs = [tmp_path / name / "grpo" for name in ("unbroken", "killed")]

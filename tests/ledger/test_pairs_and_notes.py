@@ -76,7 +76,7 @@ def test_notes_come_out_as_they_went_in_also_after_a_restart(tmp_path: Path) -> 
         max_size=4,
     )
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_numbers_survive(notes: list[dict[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "ledger.sqlite")
@@ -325,6 +325,7 @@ Counting.Config = EnsembleExplorerConfig
 '''
 
 
+@pytest.mark.sample("refilled", seconds=2.2)
 @pytest.mark.parametrize(
     "setting",
     [{}, {"oracle.max_outstanding": 7}, {"sampling.refill_rounds": 2}],

@@ -124,6 +124,7 @@ def test_its_settings_are_its_own(world: World, adapters: Callable[[str], str], 
     assert resolve(config, {}).config == config, "as it stands in the run's config.yaml"
 
 
+@pytest.mark.sample("fresh-*", seconds=0.5)
 @pytest.mark.parametrize(
     ("reference", "is_shared"),
     [("base", True), ("adapter", True), ("another adapter", True), ("another model", False)],

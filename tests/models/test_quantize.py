@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import bend, built, engine_in, learner_in, logits
-from fixtures import NO_BITSANDBYTES, World, checked, forked, kill_at, make_model, oat
+from fixtures import NO_BITSANDBYTES, World, checked, forked, kill_at, logged, make_model, oat
 from objectives import row
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -148,6 +148,7 @@ def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
     assert max(kept, default=0) < 256 * 192 // 2
 
 
+@pytest.mark.sample("qwen3", "llama", seconds=1.5)
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str, str], family: str) -> None:
@@ -258,9 +259,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run with a KL to the reference and gradient checkpointing. Tests must not change
     it."""
     folder = tmp_path_factory.mktemp("run")
-    assert forked(lambda: oat("train", configuration(world, folder)), folder / "log") == 0, (
-        folder / "log"
-    ).read_text()
+    assert logged(folder / "log", "train", configuration(world, folder)) == 0, (folder / "log").read_text()
     return folder / "grpo"
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fixtures import World, checked, forked, kill_at, named, oat
+from fixtures import World, checked, forked, kill_at, logged, named, oat
 
 from oat.assemble.fingerprints import recorded
 from oat.commands.digest import digest_run
@@ -271,10 +271,7 @@ def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
     shorter, longer = ("--stop.max_steps", "3"), ("--stop.max_steps", "6")
     assert (
         forked(
-            lambda: (
-                kill_at(*named("oat.evaluation.evaluation:Evaluation._ask"), 3, after=True)
-                or oat("train", config, *shorter)
-            ),
+            lambda: kill_at(*named("an evaluation asks"), 3, after=True) or oat("train", config, *shorter),
             log,
         )
         < 0
@@ -334,7 +331,7 @@ def test_a_fork_that_is_made_needs_its_origin_no_more(
         < 0
     )
     shutil.rmtree(tmp_path / "grpo")
-    assert forked(lambda: oat(*command, "--run_dir", tmp_path / "made"), log) == 0, log.read_text()
+    assert logged(log, *command, "--run_dir", tmp_path / "made") == 0, log.read_text()
     assert digest_run(tmp_path / "made") == digest_run(tmp_path / "unbroken")
     capsys.readouterr()
     assert oat(*command, "--run_dir", tmp_path / "half") == 2

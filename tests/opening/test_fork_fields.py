@@ -347,16 +347,7 @@ def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None
     assert not {*FORKED} & {*REFUSED}
 
 
-@pytest.mark.sample(
-    "seed",
-    "sampling.temperature",
-    "algorithm.kl_coef",
-    "algorithm.epochs",
-    "evaluation.path",
-    "learner.learning_rate",
-    "oracle.labels",
-    seconds=19.1,
-)
+@pytest.mark.sample("seed", "oracle.labels", "learner.learning_rate", seconds=20.1)
 @pytest.mark.parametrize("field", FORKED)
 def test_a_field_that_may_change(
     world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str

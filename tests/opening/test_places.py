@@ -343,7 +343,7 @@ def test_a_directory_that_can_hold_no_run_is_a_mistake(
             assert "--run_dir" in capsys.readouterr().err
 
 
-@pytest.mark.sample("asked-moved", "learned-removed", "last-replaced", seconds=8.2)
+@pytest.mark.sample("learned-removed", seconds=9.0)
 @pytest.mark.parametrize("what", [moved, removed, replaced])
 @pytest.mark.parametrize("when", ["asked", "learned", "last"])
 def test_a_run_whose_directory_vanishes_ends(

@@ -50,6 +50,7 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.sample("sea_dpo", seconds=5.1)
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds(name: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,10 @@ def test_only_the_step_that_earns_the_reward_gets_credit(bench: Bench, tmp_path:
     assert advantages_E[~is_later_E].abs().mean() > 0.1
 
 
-@pytest.mark.sample("while they are sampled", seconds=6.1)
+@pytest.mark.slow(
+    instead="tests/faults/test_kill.py; tests/faults/test_state.py walks over episodes of several turns",
+    seconds=7.1,
+)
 @pytest.mark.parametrize(
     "arm",
     [
@@ -187,6 +190,9 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=1.1
+)
 def test_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     wire = ("--compute.serialise", "true")
     assert_a_kill_changes_nothing(config, run, tmp_path, lambda: kill_at(Actor, "branch", 2), *wire)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import checked, forked, kill_at, oat
+from fixtures import checked, forked, kill_at, logged, oat
 
 from oat.commands.digest import digest_run
 from oat.ledger.ledger import Ledger
@@ -112,7 +112,7 @@ def in_ask(call: int) -> Callable[[], None]:
     return lambda: kill_at(Ledger, "ask", call)
 
 
-@pytest.mark.sample("after the second round", seconds=9.6)
+@pytest.mark.slow(instead="tests/faults/test_waves_killed.py::test_killed_once", seconds=10.6)
 @pytest.mark.parametrize(
     "arm",
     [
@@ -129,6 +129,9 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=0.8
+)
 def test_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     other = tmp_path / "wire"
     assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
@@ -192,11 +195,12 @@ def test_rounds_that_the_plan_itself_needs_are_no_refill(bench: Bench, tmp_path:
         sampling={"max_new_tokens": 5, "refill_rounds": 1},
         stop={"max_steps": 2},
     )
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert logged(tmp_path / "log", "train", config) == 0, (tmp_path / "log").read_text()
     rounds, kept, _ = recorded(config.with_suffix(""), 1)
     assert (len(rounds), len(kept)) == (3, 8)
 
 
+@pytest.mark.sample("None", seconds=0.6)
 @pytest.mark.parametrize("said", ["None", "2", "'no'"])
 def test_a_rule_that_is_no_bool_ends_the_run(bench: Bench, tmp_path: Path, said: str) -> None:
     file = tmp_path / "mine.py"
@@ -225,7 +229,7 @@ def test_a_rule_that_becomes_looser_leaves_no_recorded_round_out(bench: Bench, t
 
     assert forked(die, tmp_path / "log") == -signal.SIGKILL
     file.write_text(RULE.replace("RULE", "True"), encoding="utf-8")
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     run = config.with_suffix("")
     rounds, _, _ = recorded(run, 0)
     assert len(rounds) > 1

@@ -102,7 +102,7 @@ def noted(folder: Path) -> list[list[str]]:
     return [file.read_text(encoding="utf-8").split() for file in sorted(folder.glob("*.txt"))]
 
 
-@pytest.mark.sample("a function", "a mixture", seconds=12)
+@pytest.mark.sample("a mixture", seconds=13.3)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_clients_is_the_local_run(name: str, runs: Runs) -> None:
     recipe, make = RUNS[name]
@@ -173,6 +173,9 @@ def test_questions_of_a_lost_client_are_asked_again_and_no_others(runs: Runs, tm
         assert bool(twice) == (what == "collect")
 
 
+@pytest.mark.slow(
+    instead="tests/runtime/test_late_processes.py::test_all_replacements_are_counted_together", seconds=1.1
+)
 def test_all_processes_share_the_bound_of_replacements(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +189,7 @@ def test_all_processes_share_the_bound_of_replacements(
     assert runs.apart("apart", ForkedCluster()) == local
 
 
+@pytest.mark.sample("True", seconds=1.2)
 @pytest.mark.parametrize("gold", [False, True])
 def test_an_evaluation_whose_client_is_lost_for_good_is_made_again(gold: bool, runs: Runs) -> None:
     changes = judged(runs.world) if gold else {}
@@ -196,6 +200,7 @@ def test_an_evaluation_whose_client_is_lost_for_good_is_made_again(gold: bool, r
     assert runs.apart("apart", ForkedCluster(), clients=1, **changes) == local
 
 
+@pytest.mark.sample("error", seconds=0.6)
 @pytest.mark.parametrize("how", ["error", "nan"])
 def test_an_oracle_that_breaks_ends_the_run_as_in_the_runs_own_process(
     how: str, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -235,6 +240,10 @@ def test_an_evaluation_that_fails_ends_alone(runs: Runs, tmp_path: Path) -> None
     assert {*asked.values()} == {1}, "nobody asks again for an evaluation that has ended"
 
 
+@pytest.mark.slow(
+    instead="test_questions_of_a_lost_client_are_asked_again_and_no_others; tests/protocol/test_late.py",
+    seconds=2.7,
+)
 @pytest.mark.usefixtures("several_cpus")
 def test_a_durable_oracle_keeps_its_questions(runs: Runs, tmp_path: Path) -> None:
     """Neither a lost client nor a new start of the run asks a question again that the oracle has."""

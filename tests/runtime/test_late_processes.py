@@ -155,6 +155,7 @@ def test_a_tokenizer_that_was_edited_while_the_run_works(
     assert sorted((tmp_path / "apart" / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.sample("a replacement", seconds=0.5)
 @pytest.mark.parametrize("by", ["a replacement", "an added actor"])
 def test_a_process_that_is_not_fit(
     by: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

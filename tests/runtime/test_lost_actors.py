@@ -75,7 +75,7 @@ KILLS = [
 
 
 @pytest.mark.inventory(124)
-@pytest.mark.sample("grpo-kill3", "dpo-kill8", seconds=8)
+@pytest.mark.sample("dpo-kill8", seconds=9.8)
 @pytest.mark.parametrize(("algorithm", "kill"), KILLS)
 def test_a_killed_actor_is_replaced(
     algorithm: str, kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
@@ -187,6 +187,7 @@ class OtherLoads(ActorWorker):
         holder.load = other
 
 
+@pytest.mark.sample("24", seconds=0.7)
 @pytest.mark.parametrize("number", [12, 24])
 def test_an_actor_that_comes_late_proves_its_weights(
     number: int,

@@ -64,6 +64,9 @@ def workers() -> list[int]:
     return [int(pid) for pid, _, *args in rows if args[:1] and "ray::Worker" in args[0] and is_ours(int(pid))]
 
 
+@pytest.mark.slow(
+    instead="tests/runtime/test_wanted.py::test_more_actors_than_there_is_room_for", seconds=0.7
+)
 def test_more_actors_than_the_cluster_has_room_for(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

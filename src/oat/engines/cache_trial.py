@@ -81,6 +81,8 @@ def keys_of(lm: CausalLM) -> int:
             weights tells whether the cache can be used.
         ModelError: our attention refuses the model's.
     """
+    if "keys" in lm.counted:
+        return lm.counted["keys"]
     keys = _Keys()
     has_experts = any(parameter.ndim > 2 for parameter in lm.module.parameters())
     with torch.no_grad(), outlining(), ShapesOnly() if has_experts else nullcontext():
@@ -96,7 +98,8 @@ def keys_of(lm: CausalLM) -> int:
         raise NotOutlinedError("a layer attends twice")
     if any(isinstance(module, torch.nn.Conv1d) for module in lm.module.base_model.modules()):
         raise NotOutlinedError("it has convolutions over tokens")
-    return keys.numbers // 2
+    lm.counted["keys"] = keys.numbers // 2
+    return lm.counted["keys"]
 
 
 class _Keys:

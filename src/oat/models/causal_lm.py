@@ -35,6 +35,13 @@ class NoHead(torch.nn.Module):
         self.out_features = out_features
 
 
+class Counted(dict[str, int]):
+    """Numbers that follow from a model's files. Copies of a model share them."""
+
+    def __deepcopy__(self, memo: object) -> "Counted":
+        return self
+
+
 class CausalLM:
     """A module of transformers with the operations that engine and learner need.
 
@@ -47,6 +54,7 @@ class CausalLM:
         frozen: names of parameters that are not trained (`oat.models.frozen`).
         unknown: of an outline (`oat.models.outline`): why it does not tell whether the loaded model will be
             refused; empty if it tells.
+        counted: of an outline: numbers that were counted in it, by name. Its copies share them.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class CausalLM:
         self.takes_layouts = takes_layouts
         self.frozen: frozenset[str] = frozenset()
         self.unknown = ""
+        self.counted = Counted()
 
     def base(self) -> "CausalLM":
         """Return the model without its adapter. Both use the same module, so there is no second copy of the

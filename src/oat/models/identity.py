@@ -18,6 +18,7 @@ A short value is kept as it is. A long value is kept as its hash, with its numbe
 the section `weights`, `*` replaces the numbers in a name.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -135,7 +136,12 @@ def adapter_identity(path: str) -> Identity:
 
 def readers() -> dict[str, str]:
     """Return the versions of the libraries that read configurations and tokenizers."""
-    return {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
+    return {name: _version(name) for name in ("transformers", "tokenizers")}
+
+
+@functools.cache
+def _version(name: str) -> str:
+    return importlib.metadata.version(name)
 
 
 def differences(
