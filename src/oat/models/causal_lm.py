@@ -48,6 +48,8 @@ class CausalLM:
         frozen: names of parameters that are not trained (`oat.models.frozen`).
         unknown: of an outline (`oat.models.outline`): why it does not tell whether the loaded model will be
             refused; empty if it tells.
+        is_in_files: of an outline: True if a model on the CPU has its weights in pages of its files, until
+            they change.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class CausalLM:
         self.takes_layouts = takes_layouts
         self.frozen: frozenset[str] = frozenset()
         self.unknown = ""
+        self.is_in_files = False
 
     def base(self) -> "CausalLM":
         """Return the model without its adapter. Both use the same module, so there is no second copy of the
