@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "explore": "errors plugins types",
     "files": "errors",
     "forecast": (
-        "algorithms assemble config control data engines errors explore files hardware learner loop "
+        "assemble config data engines errors explore files hardware learner loop "
         "models oracles resolve rundir runtime seeds text tracking types"
     ),
     "functional": "errors",

@@ -3,6 +3,7 @@ command's output is checked."""
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from transformers import LlamaConfig
 from oat.assemble.run_inputs import gather_inputs
 from oat.config.load import load_config
 from oat.config.settings import ModelConfig
+from oat.engines.embedded import TorchMemory
+from oat.engines.kind import Load
+from oat.engines.torch_config import TorchEngineConfig
 from oat.forecast.estimate import SURE, Lengths, estimate, lengths_of
 from oat.forecast.memory import memory_rows
 from oat.learner.limits import LiveBytes
 from oat.models.loading import load_lm
 from oat.models.outlines import Outlines
 from oat.resolve.resolve import resolve
+from oat.types import Sampling
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 BESIDE_GB = 0.15
@@ -132,7 +137,7 @@ def test_parts_by_hand(world: World, tmp_path: Path) -> None:
 FORWARD, SAMPLING = "forward and backward", "sampling"
 MORE: dict[str, tuple[str, Any, Any]] = {
     "algorithm.samples": (FORWARD, 2, 6),
-    "sampling.max_new_tokens": (FORWARD, 8, 40),
+    "sampling.max_new_tokens": (FORWARD, 8, 41),
     "sampling.temperature": (FORWARD, 1.0, 0.7),
     "learner.micro_batch_size": (FORWARD, 2, 8),
     "learner.micro_batch_tokens": (FORWARD, 20, 200),
@@ -141,18 +146,18 @@ MORE: dict[str, tuple[str, Any, Any]] = {
     "learner.sync_every": (FORWARD, 1, 2),
     "model.lora": ("optimiser", {"rank": 2}, None),
     "algorithm.kl_coef": ("optimiser", 0.0, 0.1),
-    "engine.dtype": (SAMPLING, "float32", "bfloat16"),
+    "engine.dtype": ("optimiser", "float32", "bfloat16"),
     "engine.max_rows": (SAMPLING, 2, 64),
     "engine.deterministic": (SAMPLING, False, True),
-    "sampling.top_k": (SAMPLING, 0, 3),
     "checkpoint.background": ("beside a checkpoint", False, True),
 }
 
 
 @pytest.mark.parametrize("setting", MORE)
-def test_more_of_a_setting_takes_more_memory(world: World, tmp_path: Path, setting: str) -> None:
+def test_more_of_a_setting_takes_more_memory(world: World, wide: Path, tmp_path: Path, setting: str) -> None:
     part, *values = MORE[setting]
-    fixed = {"evaluation": None, "sampling.max_new_tokens": 20, "checkpoint.every": 1, "algorithm.prompts": 6}
+    fixed = {"model.path": str(wide), "evaluation": None, "checkpoint.every": 1, "algorithm.prompts": 12}
+    fixed |= {"sampling.max_new_tokens": 40, "learner.micro_batch_size": 36}
     less, more = (
         estimate(resolve(*load_config(world.config("grpo", tmp_path, {**fixed, setting: value}))), Lengths(8))
         for value in values
@@ -174,6 +179,15 @@ def test_a_run_that_does_not_fit_is_refused(
     assert "learner.micro_batch_tokens: " in said
     row = said.split("learner.micro_batch_tokens: ")[1].split(" ")[0]
     assert oat("check", config, *small, "--learner.micro_batch_tokens", row) == 0
+
+
+def test_how_tokens_are_drawn_is_in_the_memory_of_the_engine() -> None:
+    memory, load = TorchMemory(TorchEngineConfig()), Load(prompts=1, samples=64, prompt=4, response=4)
+    samplings = [{}, {"temperature": 0.7}, {"top_k": 50}, {"top_p": 0.9}]
+    found = [memory.work_bytes(100, 10_000, load, Sampling(4, **changes)) for changes in samplings]
+    assert sorted({*found}) == found
+    assert memory.work_bytes(10**6, 1, replace(load, prompts=4, prompt=400), Sampling(4)) == 1600 * 10**6
+    assert memory.work_bytes(1, 1, replace(load, prompts=900, samples=1, prompt=400), Sampling(4)) <= 16_384
 
 
 def test_a_row_names_its_setting(world: World, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from oat.assemble.run_inputs import RunInputs
 from oat.config.settings import Config
 from oat.engines.kind import Load
 from oat.explore.settings import ensemble_of
+from oat.hardware.threads import LARGE
 from oat.learner.limits import GB
 from oat.learner.models import CHUNK_LOGITS
 from oat.learner.passes import SHARE_FROM
@@ -36,6 +37,9 @@ SURE = 0.85
 """A run takes at least this share of the memory that was estimated for it."""
 PROCESS = 4 * GB // 10
 """Bytes that this process has of its own: libraries, tokenizer, compiled kernels."""
+_FREED = 0.25
+"""With a model that is not large, glibc keeps freed memory (`oat.hardware.allocator`): this share of the
+bytes beside weights and moments."""
 _FLOAT, _HALF = 4, 2
 _MOMENTS = 2
 """Number of moments of AdamW, each as large as the weights that learn."""
@@ -56,6 +60,7 @@ class Estimate:
             process of its own, since another process writes checkpoints.
         state: bytes of the tensors of the learner's state, which is what a checkpoint has of it.
         in_files: how many of the bytes of each phase lie in pages of the model's files.
+        freed: bytes that were freed, and that the allocator keeps.
         is_complete: False if a model has parts whose activations are not known, and counted roughly.
     """
 
@@ -63,6 +68,7 @@ class Estimate:
     phases: dict[str, int]
     state: int = 0
     in_files: Mapping[str, int] = field(default_factory=dict)
+    freed: int = 0
     is_complete: bool = True
 
     @property
@@ -76,8 +82,9 @@ class Estimate:
 
     @property
     def in_all(self) -> int:
-        """The peak of the process's anonymous memory: without pages of files, and with `PROCESS`."""
-        return PROCESS + max(size - self.in_files.get(name, 0) for name, size in self.phases.items())
+        """The peak of the process's anonymous memory: without pages of files, with `PROCESS` and `freed`."""
+        anonymous = max(size - self.in_files.get(name, 0) for name, size in self.phases.items())
+        return PROCESS + self.freed + anonymous
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,9 @@ def estimate(resolved: Resolved, lengths: Lengths, policy: ModelOutline | None =
         "keys and values": max((cache_bytes(resolved, policy, load) for load in loads.values()), default=0),
     }
     is_complete = all(model.outline.activations.is_complete for model in held.values())
-    return Estimate(parts, phases, state, of_files, is_complete)
+    is_small = policy.weights <= LARGE and config.compute.profile == "cpu"
+    freed = int(_FREED * max(work.values())) if is_small else 0
+    return Estimate(parts, phases, state, of_files, freed, is_complete)
 
 
 def outlined_model(resolved: Resolved, name: str) -> ModelOutline:

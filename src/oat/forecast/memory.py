@@ -182,7 +182,8 @@ def _rows(of: str, found: Estimate) -> list[Row]:
             found.in_files.get(found.part, 0),
             "model.path, model.dtype",
         ),
-        row("this process", PROCESS, "libraries, tokenizer"),
+        *([row("freed, kept by the allocator", found.freed, "model.path")] if found.freed else []),
+        row("the process itself", PROCESS, "libraries, tokenizer"),
         row("anonymous peak", found.in_all, "without pages of files, with the process"),
     ]
 
