@@ -86,6 +86,7 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
     learned = lm.trainable()
     head = lm.module.get_output_embeddings()
     is_tied = getattr(head, "weight", None) is lm.module.get_input_embeddings().weight
+    is_packed = any(not parameter.is_floating_point() for parameter in parameters)
     keys, unknown = None, lm.unknown
     try:
         keys = keys_of(lm)
@@ -102,7 +103,7 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
         adapter=0 if lm.adapter is None else sum(parameter.nbytes for parameter in learned.values()),
         head=0 if is_tied else sum(parameter.nbytes for parameter in head.parameters()),
         vocabulary=lm.vocab_rows,
-        is_in_files=lm.is_in_files and profile == "cpu",
+        is_in_files=lm.is_in_files and profile == "cpu" and not is_packed,
         activations=activations_of(lm),
         keys=keys,
         context_length=lm.context_length,
