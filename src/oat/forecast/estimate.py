@@ -166,7 +166,8 @@ def estimate(resolved: Resolved, lengths: Lengths, policy: ModelOutline | None =
 
     has_one_step = config.stop.max_steps == 1
     first = {"sampling", "prepare", "forward and backward"} if has_one_step else set[str]()
-    work |= _learning(resolved, lengths, held)
+    of_passes, of_backward = _learning(resolved, lengths, held)
+    work |= of_passes
     phases = {name: weights + size + (0 if name in first else moments) for name, size in work.items()}
     if config.learner.micro_batch_tokens == "auto" and config.compute.memory_gb is not None:
         # as many rows as fit are measured when the run is created
@@ -190,6 +191,7 @@ def estimate(resolved: Resolved, lengths: Lengths, policy: ModelOutline | None =
         "other weights": weights - learned,
         "moments of AdamW": moments,
         "keys and values": max((cache_bytes(resolved, policy, load) for load in loads.values()), default=0),
+        **of_backward,
     }
     is_complete = all(model.outline.activations.is_complete for model in held.values())
     is_small = policy.weights <= LARGE and config.compute.profile == "cpu"
@@ -343,22 +345,18 @@ class _Pass:
     has_more: bool
 
 
-def _learning(resolved: Resolved, lengths: Lengths, held: Mapping[str, Held]) -> dict[str, int]:
+def _learning(
+    resolved: Resolved, lengths: Lengths, held: Mapping[str, Held]
+) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bytes beside weights and moments, of `prepare` and of the forward and backward passes of an
-    update."""
+    update; and those of each kind of tensors in the latter."""
     config, plan = resolved.config, resolved.plan
     prepared = _passes(resolved, lengths, held, most_questions(config, plan), 1)
     learned = _passes(resolved, lengths, held, plan.prompts, resolved.step.minibatches)
-    return {
-        "prepare": max(
-            (
-                _without_gradients(resolved, held[name], prepared)
-                for name in {"reference", "critic"} & held.keys()
-            ),
-            default=0,
-        ),
-        "forward and backward": _with_gradients(resolved, lengths, held, learned),
-    }
+    frozen = [held[name] for name in ("reference", "critic") if name in held]
+    prepare = max((_without_gradients(resolved, model, prepared) for model in frozen), default=0)
+    backward, parts = _with_gradients(resolved, lengths, held, learned)
+    return {"prepare": prepare, "forward and backward": backward}, parts
 
 
 def _without_gradients(resolved: Resolved, model: Held, some: _Pass) -> int:
@@ -371,32 +369,37 @@ def _without_gradients(resolved: Resolved, model: Held, some: _Pass) -> int:
     return max((layer + width) * some.tokens, width * (some.tokens + some.trained) + logits)
 
 
-def _with_gradients(resolved: Resolved, lengths: Lengths, held: Mapping[str, Held], some: _Pass) -> int:
-    """Return the bytes of a forward and backward pass. The peak is at the beginning of the backward pass:
-    all that is kept, the head's logits and its gradient, and the gradients of earlier passes. Or it is at the
-    end, with all gradients: an embedding that is the head too has one of each, and their sum."""
+def _with_gradients(
+    resolved: Resolved, lengths: Lengths, held: Mapping[str, Held], some: _Pass
+) -> tuple[int, dict[str, int]]:
+    """Return the bytes of a forward and backward pass, and of its parts. The peak is at the beginning of the
+    backward pass: all that is kept, the head's logits and its gradient, and the gradients of earlier passes.
+    Or it is at the end, with all gradients: an embedding that is the head too has one of each, and their sum.
+    """
     c, wants = resolved.config.learner, resolved.objective.wants
     casts = c.autocast is not None
-    start = end = 0
+    activations = logits = head = gradients = embeddings = 0
     for name in wants.keys() & held.keys():
         outline, learned = held[name].outline, held[name].learned
         shape = outline.activations
-        kept = some.tokens * shape.kept_bytes(
+        activations += some.tokens * shape.kept_bytes(
             outline.itemsize, autocast=casts, checkpointing=c.gradient_checkpointing
         )
         if not c.gradient_checkpointing:
-            kept += (some.keys - some.tokens) * (outline.keys or 0) * outline.itemsize
-        start += kept + (learned if some.has_more else 0) + (_HALF * learned // _FLOAT if casts else 0)
-        end += learned
+            activations += (some.keys - some.tokens) * (outline.keys or 0) * outline.itemsize
+        activations += _HALF * learned // _FLOAT if casts else 0
+        gradients += learned
         if name == "policy":
             head = 0 if outline.adapter else _FLOAT * outline.vocabulary * shape.width
-            end += 0 if outline.head else 2 * head
+            embeddings = 0 if outline.head else 2 * head
             is_drawn = _draws_from_all(resolved, lengths, outline) or "sampled" not in wants[name]
             a_logit = _FLOAT * (1 if is_drawn else 1 + _OF_TRUNCATED) + (_HALF if casts else 0)
             logits = a_logit * _chunk(resolved, outline, some) * outline.vocabulary
-            cast = _HALF * outline.vocabulary * shape.width if casts else 0
-            start += _FLOAT * shape.width * some.trained + head + logits + cast
-    return max(start, end)
+            logits += _HALF * outline.vocabulary * shape.width if casts else 0
+            activations += _FLOAT * shape.width * some.trained
+    start = activations + logits + head + (gradients if some.has_more else 0)
+    parts = {"gradients": gradients, "activations": activations, "logits of a chunk": logits}
+    return max(start, gradients + embeddings), parts
 
 
 def _draws_from_all(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> bool:

@@ -21,19 +21,22 @@ from oat.resolve.model_starts import has_own_critic
 from oat.resolve.resolved import Resolved
 
 TOGETHER = "all of these together"
+_OF_PASSES = "learner.micro_batch_size, learner.micro_batch_tokens"
 _SETTINGS = {
     "weights": "model.path, engine.dtype",
     "weights on the way": "model.path, engine.dtype",
     "weights that learn": "model.path, model.lora, model.frozen",
-    "other weights": "model.reference, model.critic, model.dtype, engine.dtype, learner.sync_every",
+    "gradients": "model.lora, model.frozen",
+    "activations": _OF_PASSES + ", learner.gradient_checkpointing, learner.autocast",
+    "logits of a chunk": "learner.logits_chunk, sampling.temperature",
+    "other weights": "model.path, model.reference, model.critic, engine.dtype, learner.sync_every",
     "moments of AdamW": "model.lora, model.frozen",
     "keys and values": "engine.cache_gb, engine.max_rows, sampling.max_new_tokens",
     "loading": "model.path",
     "sampling": "engine.max_rows, sampling",
     "evaluation": "engine.max_rows, evaluation",
-    "prepare": "learner.micro_batch_size, learner.micro_batch_tokens, learner.logits_chunk",
-    "forward and backward": "learner.micro_batch_size, learner.micro_batch_tokens, learner.logits_chunk, "
-    "learner.gradient_checkpointing, learner.autocast",
+    "prepare": _OF_PASSES,
+    "forward and backward": "gradients, activations and logits",
     "optimiser": "model.lora, model.frozen",
     "new weights": "engine.dtype, learner.sync_every",
     "beside a checkpoint": "checkpoint.background",
@@ -168,11 +171,12 @@ def _rows(of: str, found: Estimate) -> list[Row]:
         return Row(of + name, size / GB, "GB", setting)
 
     roughly = "" if found.is_complete else ", roughly: the model has parts whose activations are not known"
-    held = [row(name, size, _SETTINGS[name]) for name, size in found.parts.items() if size]
-    phases = [
-        row(f"at {name}", size, _SETTINGS[name] + roughly * (name == "forward and backward"))
-        for name, size in found.phases.items()
+    held = [
+        row(name, size, _SETTINGS[name] + roughly * (name == "activations"))
+        for name, size in found.parts.items()
+        if size
     ]
+    phases = [row(f"at {name}", size, _SETTINGS[name]) for name, size in found.phases.items()]
     return [
         *held,
         *phases,
