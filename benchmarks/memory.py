@@ -1,9 +1,9 @@
 """The memory that `oat check --memory` tells, beside the peak that a run takes.
 
-    python benchmarks/memory.py [--shapes qwen3-0.6b llama-3.2-1b smollm2 ...] [--smollm2 FOLDER]
-        [--algorithms dpo grpo ppo] [--threads 2]
+    python benchmarks/memory.py [--shapes qwen3-0.6b llama-3.2-1b smollm2-full smollm2-lora]
+        [--algorithms dpo grpo ppo] [--smollm2 FOLDER] [--threads 2]
 
-Three kinds of shapes:
+Two kinds of shapes:
 * `qwen3-0.6b`, all of whose weights learn, and `llama-3.2-1b`, of which an adapter learns: shapes and
   vocabularies of real models, and random weights. One step of DPO and one of GRPO.
 * `smollm2-full` and `smollm2-lora`: SmolLM2-135M-Instruct from a folder, with its own weights. Two steps of
@@ -11,7 +11,7 @@ Three kinds of shapes:
 
 Each run is `oat train` in a process of its own. The measured value is the peak of the process's anonymous
 memory (`RssAnon`, read each 0.01 s): what was allocated, without pages of files, which the system may drop.
-Units: 10^9 bytes; seconds.
+Unit: 10^9 bytes.
 """
 
 import argparse
@@ -213,8 +213,7 @@ def measure(command: Sequence[str]) -> int:
 def compare(
     shape: Shape, algorithm: str, folder: Path, threads: int, model: str | None = None
 ) -> dict[str, Any]:
-    """Make a run, and return one row of the table: the told and the measured peak in 10^9 bytes, and the
-    seconds of the last step's parts.
+    """Make a run, and return one row of the table: the told and the measured peak in 10^9 bytes.
 
     Args:
         folder: folder that has the folder `model`, if `model` is None.
@@ -225,11 +224,9 @@ def compare(
     lengths = lengths_of(gather_inputs(resolved, known=None))
     found = estimate(resolved, lengths)
     measured = measure(["-m", "oat", "train", str(file)])
-    rows = (folder / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    seconds = {name: json.loads(rows[-1])[f"time/{name}_s"] for name in ("sample", "learn", "step")}
     told = found.in_all
     sizes = {"told_gb": told / GB, "measured_gb": measured / GB, "part": found.part}
-    return {"algorithm": algorithm, **sizes, "ratio": told / measured, "seconds": seconds}
+    return {"algorithm": algorithm, **sizes, "ratio": told / measured}
 
 
 def rows(

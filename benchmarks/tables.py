@@ -315,25 +315,10 @@ def growth_rows(peers: Peers) -> Rows:
 
 
 def shapes_rows(peers: Peers) -> Rows:
-    yield [
-        "shape",
-        "step",
-        "GB told",
-        "GB measured",
-        "ratio (0.85 to 1.15)",
-        "seconds: sampling, learning",
-        "with",
-    ]
+    yield ["shape", "run", "GB told", "GB measured", "ratio (0.85 to 1.15)", "with"]
     for row in memory.rows(list(memory.SHAPES), memory.ALGORITHMS, THREADS, peers.smollm2):
-        seconds = row["seconds"]
         sizes = [f"{row['told_gb']:.2f}", f"{row['measured_gb']:.2f}", f"{row['ratio']:.2f}"]
-        yield [
-            row["shape"],
-            row["algorithm"].upper(),
-            *sizes,
-            f"{seconds['sample']:.0f}, {seconds['learn']:.0f}",
-            _with(row),
-        ]
+        yield [row["shape"], row["algorithm"].upper(), *sizes, _with(row)]
 
 
 def turns_rows(peers: Peers) -> Rows:

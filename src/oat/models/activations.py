@@ -35,8 +35,8 @@ class Activations:
         casts: the same under autocast, which casts the input for each layer anew.
         products: kept of blocks.
         largest: the most that a block has at once without gradients.
-        is_complete: False if the model has parts that this module does not know: experts, or attention that
-            its own code computes.
+        is_complete: False if the model has parts that this module does not know: experts, attention that its
+            own code computes, or an activation of several operations.
     """
 
     layers: int
@@ -94,7 +94,9 @@ def activations_of(lm: CausalLM) -> Activations:
     experts = [tuple(parameter.shape) for parameter in lm.module.parameters() if parameter.ndim > 2]
     chosen = number_in(lm, "num_experts_per_tok", "top_k") or 1
     products += sum(chosen * (shape[-1] + shape[-2]) for shape in experts)
-    is_complete = lm.takes_layouts and not experts
+    # this activation computes in several operations, of which each keeps its input
+    has_parts = any(type(part).__name__ == "NewGELUActivation" for part in lm.module.modules())
+    is_complete = lm.takes_layouts and not experts and not has_parts
     return Activations(lm.num_layers, width, norms, inputs, casts, products, largest, is_complete)
 
 
