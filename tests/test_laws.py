@@ -56,8 +56,8 @@ MAY_IMPORT = {
     "explore": "errors lazy plugins types",
     "files": "errors",
     "forecast": (
-        "algorithms assemble collector config control data engines errors evaluation files "
-        "hardware learner loop models oracles resolve rollout rundir runtime seeds text "
+        "algorithms assemble collector config control data engines errors evaluation explore "
+        "files hardware learner loop models oracles resolve rollout rundir runtime seeds text "
         "tracking types"
     ),
     "functional": "errors",

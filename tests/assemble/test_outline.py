@@ -17,13 +17,11 @@ from fixtures import World, checked, forked, oat
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from oat.assemble.outline import outline_of
 from oat.assemble.run_inputs import gather_inputs
 from oat.cli.entry import COMMANDS, main
 from oat.commands.show_tokens import _quoted
 from oat.config.load import dump, load_config
-from oat.forecast.estimate import SURE, Lengths, estimate
-from oat.forecast.memory import _at_most
+from oat.forecast.estimate import SURE, estimate, lengths_of
 from oat.hardware.memory import free_memory
 from oat.opening.open_run import outlined
 from oat.resolve.resolve import resolve
@@ -374,20 +372,6 @@ def test_help_needs_no_torch() -> None:
     assert shown.count("usage: oat") == len(names) + 1
 
 
-@pytest.mark.sample("grpo", seconds=6.2)
-@pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
-def test_what_is_not_estimated_is_small(
-    world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]
-) -> None:
-    resolved = resolve(*load_config(world.config(algorithm, tmp_path, {**changes, "engine.max_rows": 256})))
-    assert resolved.objective.name == algorithm
-    policy = outline_of(resolved.outlines.on_meta(resolved.config.model), "cpu")
-    for lengths in (Lengths(4), Lengths(50, 400, 60)):
-        found = estimate(resolved, lengths)
-        assert found.peak < _at_most(resolved, lengths, policy)
-        assert found.phases[found.part] == found.peak
-
-
 @pytest.mark.slow(
     instead="tests/learner/test_precision.py tests the refusal of runs that do not fit, with measured tokens",
     seconds=5.9,
@@ -398,11 +382,11 @@ def test_a_run_that_does_not_fit_goes_on_when_it_is_told(
     """A run that does not fit is refused, and goes on if `compute.memory_gb` is high enough. This also holds
     for a run that was begun on a machine with more memory."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
-    lengths = Lengths(4)
-    peak = estimate(resolve(*load_config(config)), lengths).peak / 1e9
+    resolved = resolve(*load_config(config))
+    peak = estimate(resolved, lengths_of(gather_inputs(resolved, known=None))).peak / 1e9
     small = ["--compute.memory_gb", f"{0.9 * SURE * peak:.3g}"]
     for gigabytes, words in (
-        (100, "small for the machine (compute.memory_gb is 100)"),
+        (100, "and compute.memory_gb is 100"),
         (1.1 * peak, f"about {peak:.3g} GB for tensors"),
     ):
         _, notes = checked(capsys, config, "--compute.memory_gb", gigabytes)

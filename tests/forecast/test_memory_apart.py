@@ -199,7 +199,7 @@ def test_oat_check_says_who_runs_where(
     assert found["standbys"].startswith("1 with models loaded")
     assert found["object store"].startswith("about ")
     assert "for each of 4 that sample" in found["in all"]
-    assert "memory of the tensors of one actor" in out
+    assert "an actor: at sampling" in out
     assert oat("check", world.config("grpo", tmp_path, {})) == 0
     assert "this process" not in lines_of(capsys.readouterr().out)
 
@@ -272,7 +272,7 @@ def test_a_learner_elsewhere_is_not_compared_with_the_memory_here(world: World, 
     """What this process fetches from it is compared."""
     apart = {"compute.runtime": "ray", "compute.learner": "actor", "compute.address": "127.0.0.1:1"}
     needs = needs_of(resolved(world, tmp_path, apart), LENGTHS)
-    assert 1.2 * needs.fetched < needs.learner.peak
+    assert 1.05 * needs.fetched < needs.learner.peak
     config = world.config("grpo", tmp_path, apart)
-    for share, code in ((1.1, 0), (0.9, 2)):
+    for share, code in ((1.04, 0), (0.9, 2)):
         assert oat("check", config, "--compute.memory_gb", f"{share * SURE * needs.fetched / 1e9}") == code

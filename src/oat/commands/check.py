@@ -99,7 +99,7 @@ def check_run(
     from oat.assemble.fingerprints import OwnFiles
     from oat.commands.show_tokens import token_lines
     from oat.forecast.all_rows import left, rows_of
-    from oat.forecast.memory import memory_lines
+    from oat.forecast.memory import memory_rows
     from oat.forecast.memory_apart import process_lines
     from oat.forecast.time_rows import time_rows
     from oat.forecast.trial import load_unknown
@@ -118,7 +118,7 @@ def check_run(
     if with_tokens:
         told += token_lines(resolved, run_inputs)
     if with_memory:
-        told += memory_lines(resolved, lengths, run_inputs.outline)
+        told += memory_rows(resolved, lengths, run_inputs.outline)
     if with_time:
         told += time_rows(resolved, lengths, to_do)
     notes = [each for each in told if isinstance(each, str)]

@@ -85,11 +85,21 @@ class EngineMemory(Protocol):
     cache_setting: str
     smaller: Mapping[str, Any]
 
-    def cache_bytes(self, lm: "CausalLM", load: Load) -> int:
-        """Return the bytes of the KV cache when every row has its largest length."""
+    def cache_bytes(self, page_bytes: int, load: Load) -> int:
+        """Return the bytes of the KV cache when every row has its largest length.
 
-    def imitate(self, lm: "CausalLM", load: Load, sampling: Sampling) -> None:
-        """Do, with a model without weights, the work that takes most memory beside the cache."""
+        Args:
+            page_bytes: bytes of the keys and values of `PAGE` tokens.
+        """
+
+    def work_bytes(self, a_token: int, vocabulary: int, load: Load, sampling: Sampling) -> int:
+        """Return the bytes of the work that takes most memory beside the cache: a pass over prompts, or the
+        draw of a token for each row.
+
+        Args:
+            a_token: bytes that a pass without gradients has at once for each token.
+            vocabulary: number of logits of a token.
+        """
 
     def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
         """Refuse a sequence that is too long for the cache.

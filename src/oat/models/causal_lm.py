@@ -55,6 +55,8 @@ class CausalLM:
         unknown: of an outline (`oat.models.outline`): why it does not tell whether the loaded model will be
             refused; empty if it tells.
         counted: of an outline: numbers that were counted in it, by name. Its copies share them.
+        is_in_files: of an outline: True if a model on the CPU has its weights in pages of its files, until
+            they change.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class CausalLM:
         self.frozen: frozenset[str] = frozenset()
         self.unknown = ""
         self.counted = Counted()
+        self.is_in_files = False
 
     def base(self) -> "CausalLM":
         """Return the model without its adapter. Both use the same module, so there is no second copy of the

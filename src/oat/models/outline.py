@@ -57,6 +57,7 @@ def outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
         lm = CausalLM(module.eval(), takes_layouts=attention == "sdpa")
         check_outlined_head(lm, path)
         lm.unknown = lm.unknown or failed
+        lm.is_in_files = held is not None and {each.dtype for each in held.values()} == {DTYPES[dtype]}
         if lm.takes_layouts:
             with suppress(*LIBRARY_ERRORS):  # then a loaded model keeps its own attention too
                 module.set_attn_implementation(NAME)
