@@ -344,7 +344,7 @@ def _bounded(text: str) -> str:
     )
 
 
-def many(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 batch", "2 batches", "2 epochs"."""
     plural = f"{noun}es" if noun.endswith(("tch", "nch")) else f"{noun}s"
     return f"{count} {noun if count == 1 else plural}"

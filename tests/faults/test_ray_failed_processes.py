@@ -29,7 +29,7 @@ CALLS = {
 }
 MOMENTS = {
     "the cluster starts": ("oat.runtime.cluster:Cluster.ask", 1, 0.7),
-    "actors start": ("oat.runtime.crew:Crew.ready", 1, 0.7),
+    "actors start": ("oat.runtime.crew:WorkerGroup.ready", 1, 0.7),
     "sampling": ("oat.runtime.pool:ActorPool.sample", 5, 0.0),
     "new weights": ("oat.runtime.pool:PoolInbox.put", 3, 0.0),
     "learning": ("oat.learner.learner:Learner.update", 3, 0.0),

@@ -83,7 +83,7 @@ CHANGES = {
     "engine": {"name": "torch", "threads": 1},
 }
 POINTS = {
-    "before a wave is formed": ("oat.ledger.budgets:Waves.next", False),
+    "before a wave is formed": ("oat.ledger.budgets:BudgetedBatches.next", False),
     "inside the transaction of a wave": ("a wave is recorded", True),
     "a wave on disk, nothing sent": ("oat.ledger.outstanding:Outstanding.submit", False),
     "a wave sent": ("oat.ledger.outstanding:Outstanding.submit", True),

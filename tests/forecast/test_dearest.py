@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from oat.assemble.run_inputs import gather_inputs
 from oat.config.load import load_config
 from oat.errors import OatWarning
-from oat.forecast.highest_cost import dearest_question, longest_responses
+from oat.forecast.highest_cost import highest_price, longest_responses
 from oat.ledger.store import Store
 from oat.oracles.judge import Judge
 from oat.resolve.resolve import resolve
@@ -191,7 +191,7 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
         )
     )
     run_inputs = gather_inputs(resolved)
-    most = dearest_question(resolved, run_inputs)
+    most = highest_price(resolved, run_inputs)
     judge = run_inputs.training_oracle[1]
     draw = random.Random(0)
     assert isinstance(judge, Judge)
@@ -299,6 +299,6 @@ def test_a_recipe_without_a_default_is_priced_by_the_prompts(world: World, tmp_p
     oracle = {"name": "mixture", "sources": sources, "by": "task", "recipe": recipe}
     config = world.config("grpo", tmp_path, {**changes, "oracle": oracle})
     resolved = resolve(*load_config(config))
-    assert dearest_question(resolved, gather_inputs(resolved)).queries == 2 * resolved.plan.most_candidates
+    assert highest_price(resolved, gather_inputs(resolved)).queries == 2 * resolved.plan.most_candidates
     assert oat("check", config) == 0
     assert oat("train", config) == 0

@@ -16,7 +16,7 @@ from oat.algorithms.base import Objective
 from oat.config.load import load_config
 from oat.learner.learner import Learner
 from oat.reports.outcome import CUT, SPREAD, faults_of_first_step, likely_cause
-from oat.resolve.about import About, about
+from oat.resolve.about import RunSummary, about
 from oat.resolve.resolve import resolve
 
 REWARDS = """
@@ -168,7 +168,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, float], list[str]]] = {
 }
 
 
-def made(world: World, folder: Path, algorithm: str, changes: dict[str, Any]) -> tuple[Objective, About]:
+def made(world: World, folder: Path, algorithm: str, changes: dict[str, Any]) -> tuple[Objective, RunSummary]:
     resolved = resolve(*load_config(world.config(algorithm, folder, changes)))
     return resolved.objective, about(resolved.config)
 

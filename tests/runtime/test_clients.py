@@ -24,7 +24,7 @@ from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean
 from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
-from oat.runtime.crew import Crew, Restarts
+from oat.runtime.crew import Restarts, WorkerGroup
 from oat.types import Answer, Group, Key, Message, Question
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1}
@@ -273,7 +273,9 @@ def test_metrics_are_those_of_all_clients(runs: Runs, tmp_path: Path) -> None:
 
 def gated(cluster: ForkedCluster, folder: Path, clients: int = 2, restarts: int = 3) -> Clients:
     """Return clients that answer a question whose first candidate is "slow" when `folder/gate` exists."""
-    crew = Crew(cluster(None, folder, 60.0).launcher(1.0), Restarts(restarts), "oracle client", clients)
+    crew = WorkerGroup(
+        cluster(None, folder, 60.0).launcher(1.0), Restarts(restarts), "oracle client", clients
+    )
     crew.make(f"{ORACLES}:GatedBox", wire.encode(str(folder)))
     made = Clients(crew)
     made.begin()

@@ -12,7 +12,7 @@ from forked_cluster import ForkedCluster, Kill
 
 from oat.commands.digest import digest_run
 from oat.runtime.calls import call_of
-from oat.runtime.crew import Crew
+from oat.runtime.crew import WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.worker import surroundings
 
@@ -161,15 +161,15 @@ def test_a_process_that_is_not_fit(
     by: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another machine may have other versions. Without a lost actor, the run goes on without the new one."""
-    hire = Crew.hire
+    hire = WorkerGroup.hire
 
-    def unfit(crew: Crew) -> Any:
+    def unfit(crew: WorkerGroup) -> Any:
         if crew._hired == 2:
             what, _, take = crew._orders[0]
             crew._orders[0] = what, call_of(what, {"torch": "9.9"}, [], *surroundings()), take
         return hire(crew)
 
-    monkeypatch.setattr(Crew, "hire", unfit)
+    monkeypatch.setattr(WorkerGroup, "hire", unfit)
     kills = [Kill("sample", 6)] if by == "a replacement" else []
     monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
     if by == "a replacement":

@@ -16,7 +16,7 @@ from oat.algorithms.group import GRPO
 from oat.assemble.actor_side import ActorWorker
 from oat.commands.digest import digest_run
 from oat.errors import ConfigError
-from oat.runtime.crew import Crew, Restarts
+from oat.runtime.crew import Restarts, WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import Inbox
 from oat.runtime.worker import versions
@@ -287,7 +287,7 @@ def test_a_response_without_its_version_is_refused(
 def test_the_actor_with_the_smallest_load_gets_the_next_prompt() -> None:
     """Loads that calls have left behind count, and go when their calls are answered."""
     launcher = ForkedCluster()
-    pool = ActorPool(Crew(launcher, Restarts(0), "actor", 2))
+    pool = ActorPool(WorkerGroup(launcher, Restarts(0), "actor", 2))
     try:
         first, second = pool.crew.members
         assert dict(pool._shares(3, 4)) == {first: [0, 2], second: [1]}

@@ -8,7 +8,7 @@ POINTS = {
     "answers are recorded": "oat.ledger.outstanding:Outstanding._record",
     "what is taken is forgotten": "oat.ledger.ledger:Ledger._forget",
     "a round is asked": "oat.collector:Collector._ask",
-    "a wave is recorded": "oat.ledger.budgets:Waves._record",
+    "a wave is recorded": "oat.ledger.budgets:BudgetedBatches._record",
     "an optimiser step": "oat.learner.learner:Learner._step",
     "a gradient is clipped": "oat.learner.learner:Learner._clip",
     "passes end": "oat.learner.learner:Learner._end_passes",

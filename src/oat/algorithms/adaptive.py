@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
-from oat.algorithms.rows import StartValues
+from oat.algorithms.rows import OldValues
 from oat.lazy import lazily
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class AdaptiveWeights:
         c = self.config
         return self.kl if c.kl_target is not None and not c.kl_coef else c.kl_reward_coef
 
-    def adapt(self, start: StartValues, num_rows: int, metrics: dict[str, float]) -> dict[str, torch.Tensor]:
+    def adapt(self, start: OldValues, num_rows: int, metrics: dict[str, float]) -> dict[str, torch.Tensor]:
         """Adapt the weights to the policy before the step's update. Return those of the loss as columns, and
         add all to the metrics."""
         columns: dict[str, torch.Tensor] = {}

@@ -24,11 +24,11 @@ import numpy as np
 from oat.algorithms.adaptive import AdaptiveWeights
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.corrections import correction_weights
-from oat.algorithms.credit import Earned, earned, turn_ends
+from oat.algorithms.credit import CreditedRewards, earned, turn_ends
 from oat.algorithms.estimators import Estimator, Rewards, find_estimator
 from oat.algorithms.group_sizes import group_checks
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
-from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_values
+from oat.algorithms.rows import OldValues, ScoredRows, scored_rows, start_values
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
@@ -210,7 +210,7 @@ class PolicyGradient(Objective):
         self.weights.load_state(state)
         self.shaping.load_state(state)
 
-    def estimated(self, scored: ScoredRows, rewards: Earned) -> torch.Tensor:
+    def estimated(self, scored: ScoredRows, rewards: CreditedRewards) -> torch.Tensor:
         """Return the advantage of each of the E rewards by the chosen estimator, (E,). Rewards of steps or
         turns of a response that is alone in its group have advantage 0 if an estimator of ours compares
         groups."""
@@ -244,8 +244,8 @@ class PolicyGradient(Objective):
     def advantage_columns(
         self,
         scored: ScoredRows,
-        estimates: Earned,
-        start: StartValues,
+        estimates: CreditedRewards,
+        start: OldValues,
         forward: Forward,
         metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
@@ -306,7 +306,9 @@ class PolicyGradient(Objective):
         most = self.config.advantage_clip
         return advantages if most is None else F.advantages.clipped_advantages(advantages, limit=most)
 
-    def token_rewards(self, rewards: Earned, start: StartValues, values_E: torch.Tensor) -> torch.Tensor:
+    def token_rewards(
+        self, rewards: CreditedRewards, start: OldValues, values_E: torch.Tensor
+    ) -> torch.Tensor:
         """Return the (K,) rewards of the tokens, whitened if `rewards.whiten` asks for it. Arguments as in
         `charged_rewards`."""
         rewards_K = self.charged_rewards(rewards, start, values_E)
@@ -314,7 +316,9 @@ class PolicyGradient(Objective):
             rewards_K = F.advantages.whiten(rewards_K, torch.ones_like(rewards_K), shift_mean=False)
         return rewards_K
 
-    def charged_rewards(self, rewards: Earned, start: StartValues, values_E: torch.Tensor) -> torch.Tensor:
+    def charged_rewards(
+        self, rewards: CreditedRewards, start: OldValues, values_E: torch.Tensor
+    ) -> torch.Tensor:
         """Return numbers at the tokens where rewards are earned, minus the KL penalty of each token
         (`kl_reward_coef`), (K,).
 
@@ -329,7 +333,9 @@ class PolicyGradient(Objective):
             rewards_K -= self.weights.kl_reward_coef * kl_K
         return rewards_K
 
-    def _estimates(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
+    def _estimates(
+        self, scored: ScoredRows, *, learns: bool
+    ) -> tuple[ScoredRows, CreditedRewards, dict[str, float]]:
         """Return the rows that are learned from, what the estimator makes of their rewards, and metrics. Rows
         that are masked (`rewards.truncated`) count in the estimator's statistics, and then leave.
 
@@ -345,7 +351,9 @@ class PolicyGradient(Objective):
             scored = scored.only(learned_N)
         return scored, estimates, metrics
 
-    def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
+    def _rewards(
+        self, scored: ScoredRows, *, learns: bool
+    ) -> tuple[ScoredRows, CreditedRewards, dict[str, float]]:
         """Return the rows that are trained, their shaped rewards at the places where they are earned, and
         metrics.
 
@@ -369,7 +377,7 @@ class PolicyGradient(Objective):
             metrics["reward/shaped_mean"] = float(found.by_row(found.rewards_E).mean())
         return scored, found, metrics
 
-    def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> StartValues:
+    def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> OldValues:
         wants: set[Literal["raw", "entropy", "reference"]] = {"reference"} if self.has_reference else set()
         is_reported = self.reports_rewards and self.has_reference
         if self.config.kl_reward_coef or self.config.kl_target is not None or is_reported:
@@ -385,7 +393,7 @@ class PolicyGradient(Objective):
             old_from=self.config.old_from,
         )
 
-    def _start_columns(self, start: StartValues) -> dict[str, torch.Tensor]:
+    def _start_columns(self, start: OldValues) -> dict[str, torch.Tensor]:
         """Return the columns of log-probabilities. `is_recorded_N` is there if the old log-probabilities are
         the recorded ones, so that the first optimiser step measures how far the policy's are from them."""
         columns = {"old_logps_K": start.old_K}
@@ -400,7 +408,7 @@ class PolicyGradient(Objective):
     def _weight_columns(
         self,
         scored: ScoredRows,
-        start: StartValues,
+        start: OldValues,
         columns: Mapping[str, torch.Tensor],
         generator: np.random.Generator,
         metrics: dict[str, float],

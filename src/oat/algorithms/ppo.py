@@ -36,12 +36,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
-from oat.algorithms.credit import Earned
+from oat.algorithms.credit import CreditedRewards
 from oat.algorithms.estimators import Estimator, Places, find_estimator, find_token_estimator
 from oat.algorithms.policy_gradient import PolicyGradient
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.ppo_config import LEAST_WHITENED, PPOConfig
-from oat.algorithms.rows import ScoredRows, StartValues
+from oat.algorithms.rows import OldValues, ScoredRows
 from oat.errors import ConfigError
 from oat.lazy import lazily
 from oat.types import Loss, Requires
@@ -119,8 +119,8 @@ class PPO(PolicyGradient):
     def advantage_columns(
         self,
         scored: ScoredRows,
-        estimates: Earned,
-        start: StartValues,
+        estimates: CreditedRewards,
+        start: OldValues,
         forward: Forward,
         metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
@@ -188,7 +188,7 @@ class PPO(PolicyGradient):
         return states.joined(found["value"], ends_N)
 
     def _placed_rewards(
-        self, rewards: Earned, start: StartValues, states: F.final_states.FinalStates
+        self, rewards: CreditedRewards, start: OldValues, states: F.final_states.FinalStates
     ) -> torch.Tensor:
         """Return the rewards of tokens and of final states, (L,). A final state has its row's last reward."""
         last_N = rewards.last_of_rows()
@@ -202,7 +202,7 @@ class PPO(PolicyGradient):
         rewards_L: torch.Tensor,
         values_L: torch.Tensor,
         states: F.final_states.FinalStates,
-        start: StartValues,
+        start: OldValues,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the critic's targets, the advantages, and the weights of V-trace or None, (L,) each."""
         c = self.config
@@ -218,7 +218,7 @@ class PPO(PolicyGradient):
         rewards_L: torch.Tensor,
         values_L: torch.Tensor,
         states: F.final_states.FinalStates,
-        start: StartValues,
+        start: OldValues,
     ) -> torch.Tensor:
         """Return the advantages of `gae` or of the user's estimator, (L,)."""
         c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
@@ -236,7 +236,7 @@ class PPO(PolicyGradient):
             Places(rewards_L, values_L, next_L, discounts_L, ratios_L, c.lam, row_of_L, num_rows)
         )
 
-    def _ratios(self, start: StartValues, states: F.final_states.FinalStates) -> torch.Tensor:
+    def _ratios(self, start: OldValues, states: F.final_states.FinalStates) -> torch.Tensor:
         """Return the old probability of each token divided by the one with which it was sampled, (L,); 1 for
         final states and for tokens of which the latter is not known."""
         ratios_K = torch.where(
@@ -268,7 +268,7 @@ class PPO(PolicyGradient):
         return terms_K, torch.cat([clipped_K, clipped_N[has_end_N]])
 
     def _reward_metrics(
-        self, scored: ScoredRows, start: StartValues, rewards_L: torch.Tensor
+        self, scored: ScoredRows, start: OldValues, rewards_L: torch.Tensor
     ) -> dict[str, float]:
         row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
         found = {

@@ -100,7 +100,7 @@ def scored_rows(feedback: Feedback) -> ScoredRows:
 
 
 @dataclass(frozen=True, eq=False)
-class StartValues:
+class OldValues:
     """Values of the rows' K trained tokens under the weights before the step's update.
 
     Attributes:
@@ -150,7 +150,7 @@ def start_values(
     is_same_precision: bool,
     wants: Collection[Literal["raw", "entropy", "reference"]],
     old_from: Literal["policy", "sampler", "reference"] = "policy",
-) -> StartValues:
+) -> OldValues:
     """Return the values of the models for the rows of a step, with at most one pass of the policy.
 
     The recorded log-probabilities are those of the policy if exactly these weights sampled every token, in
@@ -175,7 +175,7 @@ def start_values(
     recorded_K = recorded_logps(rows)
     old_K = reference.get("sampled", found.get("sampled", recorded_K))
     raw_K = recorded_logps(rows, "raw_logps") if is_fresh and "raw" in wants else found.get("raw")
-    return StartValues(
+    return OldValues(
         recorded_K,
         old_K,
         raw_K,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from oat.algorithms.credit import Earned
+from oat.algorithms.credit import CreditedRewards
 from oat.algorithms.rows import ScoredRows
 from oat.errors import ConfigError, ContractError, did_you_mean, warn
 from oat.lazy import lazily
@@ -240,12 +240,12 @@ class RewardShaping:
 
     def shaped(
         self,
-        given: Earned,
+        given: CreditedRewards,
         scored: ScoredRows,
         *,
         end_ids: Collection[int],
         learns: bool,
-    ) -> tuple[Earned, dict[str, float]]:
+    ) -> tuple[CreditedRewards, dict[str, float]]:
         """Return rewards after penalties, scale, normalisation and bounds, and metrics of those steps that
         the settings ask for.
 

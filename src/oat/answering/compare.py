@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from oat.answering.contenders import Contender, contenders_of
-from oat.answering.learned import take_up_policy
+from oat.answering.contenders import ComparedModel, contenders_of
+from oat.answering.learned import load_trained_policy
 from oat.assemble.fingerprints import recorded
 from oat.assemble.run import build
 from oat.assemble.run_inputs import RunInputs, gather_inputs, refuse_weights
@@ -88,7 +88,7 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     return found
 
 
-def _inputs_of(contender: Contender) -> RunInputs:
+def _inputs_of(contender: ComparedModel) -> RunInputs:
     known = None if contender.run_dir is None else recorded(contender.run_dir)
     run_inputs = gather_inputs(contender.resolved, has_opponent=True, known=known)
     if contender.run_dir is not None:
@@ -105,11 +105,11 @@ def _common_prompts(inputs: Sequence[RunInputs]) -> list[Prompt]:
     return [prompt for prompt in first.all() if prompt.row in rows]
 
 
-def _build(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
+def _build(contender: ComparedModel, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
     """Build a run that samples with a contender's policy. Return the run, and the number of updates that the
     policy has had."""
     run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
-    step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
+    step = load_trained_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner)
     return run, step
 
@@ -120,7 +120,7 @@ def _evaluation_of(run: Run) -> Evaluation:
 
 
 def _sample_apart(
-    contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]
+    contender: ComparedModel, run_inputs: RunInputs, prompts: Sequence[Prompt]
 ) -> tuple[int, list[list[Group]]]:
     """Sample a contender's responses. On return, its models are no longer in memory.
 

@@ -126,7 +126,7 @@ class Response(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Speaker:
+class ResponseGenerator:
     """A model that answers.
 
     Attributes:
@@ -190,7 +190,7 @@ class Speaker:
             yield Response(completion.ids, completion.finish_reason)
 
 
-def load_speaker(target: str, options: GenerationOptions) -> Speaker:
+def load_speaker(target: str, options: GenerationOptions) -> ResponseGenerator:
     """Load a model that is to respond to users' messages.
 
     Args:
@@ -216,7 +216,7 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
         return _load_plain_model(target, options)
 
 
-def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
+def _load_run(run_dir: Path, options: GenerationOptions) -> ResponseGenerator:
     config = run_config(run_dir)
     if options.dtype is not None:
         raise ConfigError(
@@ -252,7 +252,7 @@ def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
     return _speaker(name, found.lm, renderer, plain_sampling(config), options, config, chooser, scorer)
 
 
-def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
+def _load_plain_model(target: str, options: GenerationOptions) -> ResponseGenerator:
     if options.step is not None:
         raise ConfigError(f"--step is {options.step}, and {target} is no run; leave it out")
     if options.best_of is not None and options.ensemble is None:
@@ -306,7 +306,7 @@ def _speaker(
     config: Config | None,
     chooser: Chooser | None,
     scorer: EnsembleScorer | None,
-) -> Speaker:
+) -> ResponseGenerator:
     engine_options = TorchEngineConfig()
     threads = None
     keys: tuple[str, str | None] = ("prompt", None)
@@ -330,7 +330,7 @@ def _speaker(
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
     seeds = Seeds(options.seed)
     actor = Actor(renderer, engine, sampling, seeds, scorer=scorer)
-    return Speaker(
+    return ResponseGenerator(
         name, *keys, renderer, engine, sampling, seeds, actor, options.best_of or 0, lm.context_length
     )
 

@@ -100,7 +100,7 @@ def make_actor_side(
         load: function that loads a model that a slot cannot share.
     """
     versions: dict[str, int] = defaultdict(int)
-    with resolved.blame("model.path"):
+    with resolved.error_context("model.path"):
         engine = run_engine(resolved, lms, renderer, seeds, load)
     actor = Actor(
         renderer,

@@ -106,20 +106,20 @@ def make_learner_side(
     """
     config = resolved.config
     resolved.objective.end_ids = renderer.stop_ids
-    with resolved.blame("model.reference" if config.model.reference else "model.path"):
+    with resolved.error_context("model.reference" if config.model.reference else "model.path"):
         lms = load_models(config, resolved.models, seeds, load)
         if config.model.reference and "reference" in lms:
             check_reference(lms["reference"], config.model.reference, renderer)
     if has_own_critic(config.model) and "critic" in lms:
-        with resolved.blame("model.critic"):
+        with resolved.error_context("model.critic"):
             check_critic(lms["critic"], critic_model(config.model).path, renderer, plan.longest)
-    with resolved.blame("explorer.name"):
+    with resolved.error_context("explorer.name"):
         features = make_features(lms, resolved.features) if resolved.features else None
         has_weights = lms["policy"].has_weights
         ensemble = make_ensemble(
             resolved.explorer, features, seeds, has_weights=has_weights, is_begun=plan.is_begun
         )
-    with resolved.blame("model.path"):
+    with resolved.error_context("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, Path(plan.keep))
     return LearnerSide(lms, features, ensemble, learner)
 

@@ -82,7 +82,7 @@ def plan_of(resolved: Resolved, config: Config, run_inputs: RunInputs) -> Oracle
     tree, evaluation = dump(config), dump(config)["evaluation"] or {}
     sections = {"oracle.name": tree["oracle"], "evaluation.oracle": evaluation.get("oracle")}
     for place, section in {**sections, "evaluation.gold": evaluation.get("gold")}.items():
-        with resolved.blame(place):
+        with resolved.error_context(place):
             given |= {name: plugins.travelling(f"python:{name}") for name in _given_in(section)}
         if section and ":" in section["name"] and not section["name"].startswith("python:"):
             named.append(section["name"])

@@ -98,11 +98,11 @@ def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Address
         if is_compared or (name in made and made[name][0] != section.options):
             address = f"{name}/{purpose}"
         if address not in made:
-            with resolved.blame(field):
+            with resolved.error_context(field):
                 made[address] = (section.options, _named(config, name, section.options, "score"))
         oracle = made[address][1]
         _check_outage(config, name, oracle)
-        with resolved.blame(field):
+        with resolved.error_context(field):
             if oracle.is_relative:
                 raise ConfigError(
                     f"the scores of {name} are relative to those that are asked about together "

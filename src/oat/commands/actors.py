@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from oat.errors import many
-from oat.files import seen
+from oat.errors import plural
+from oat.files import absolute
 from oat.opening.directory import refuse_idle
 from oat.runtime.wanted import Wanted, want
 
@@ -32,11 +32,13 @@ def want_actors(run_dir: Path, number: int | None) -> str:
     """
     from oat.assemble.apart import first_actors
 
-    directory = seen(run_dir)
+    directory = absolute(run_dir)
     first = first_actors(directory)
     refuse_idle(directory)
     later = f"when the run is continued, it begins with compute.actors ({first})"
     if number is None:
-        return f"the run shall sample with {many(Wanted(directory, first, is_new=False)(), 'actor')}; {later}"
+        return (
+            f"the run shall sample with {plural(Wanted(directory, first, is_new=False)(), 'actor')}; {later}"
+        )
     want(directory, number)
-    return f"the run shall sample with {many(number, 'actor')}, as soon as it can; {later}"
+    return f"the run shall sample with {plural(number, 'actor')}, as soon as it can; {later}"

@@ -16,7 +16,7 @@ from oat.text.control_tokens import any_of, is_own
 from oat.types import Message
 
 if TYPE_CHECKING:
-    from oat.answering.speaker import Speaker
+    from oat.answering.speaker import ResponseGenerator
 
 _EXIT = "/exit"
 _NEW = "/new"
@@ -40,7 +40,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
     return 0
 
 
-def chat(speaker: "Speaker", *, continues: bool = False) -> None:
+def chat(speaker: "ResponseGenerator", *, continues: bool = False) -> None:
     """Answer each line of the standard input, until the input ends or a line is `/exit`. The line `/new`
     begins a new conversation.
 
@@ -79,7 +79,7 @@ def chat(speaker: "Speaker", *, continues: bool = False) -> None:
             print(f"oat chat: {error}", file=sys.stderr)
 
 
-def _greeting(speaker: "Speaker") -> str:
+def _greeting(speaker: "ResponseGenerator") -> str:
     if not speaker.is_chat:
         what = "continues what you type"
     elif speaker.remembers:
@@ -123,7 +123,7 @@ def _pipe_lines() -> Iterator[str]:
             yield text
 
 
-def _fitting(speaker: "Speaker", messages: list[Message]) -> list[Message]:
+def _fitting(speaker: "ResponseGenerator", messages: list[Message]) -> list[Message]:
     """Drop the earliest turns of a conversation until there is room for a response, and return the
     conversation. The room is `max_new_tokens` tokens, or a quarter of the context if that is less. The last
     message is kept even if the room after it is smaller.
@@ -145,7 +145,9 @@ def _fitting(speaker: "Speaker", messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _print_answer(speaker: "Speaker", messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
+def _print_answer(
+    speaker: "ResponseGenerator", messages: Sequence[Message], turn: int, *, in_terminal: bool
+) -> str:
     """Print a response while it is generated, or the best of several as a whole, and return its text. In a
     terminal, Ctrl-C ends the generation; the text that was printed until then is returned."""
     shown, prompt = "", speaker.renderer.prompt(messages)
@@ -166,7 +168,7 @@ def _print_answer(speaker: "Speaker", messages: Sequence[Message], turn: int, *,
     return shown
 
 
-def _remembered(speaker: "Speaker", answer: str) -> str:
+def _remembered(speaker: "ResponseGenerator", answer: str) -> str:
     """Return an answer as a part of later prompts. It has no special tokens, which a template would write as
     ordinary text, except those that a model writes within its turn, such as <think>."""
     tokens = special_tokens(speaker.renderer.tokenizer)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from oat.commands.interruptible import say_loading
 from oat.commands.train import add_run_arguments, print_config
 from oat.errors import printable
-from oat.files import seen
+from oat.files import absolute
 
 if TYPE_CHECKING:
     from oat.assemble.run_inputs import RunInputs
@@ -149,7 +149,7 @@ def _inspected(resolved: "Resolved", source: str | None, accept_changed: Collect
     from oat.assemble.late_checks import check_with_inputs
     from oat.assemble.run_inputs import gather_inputs, refuse_weights
     from oat.forecast.estimate import lengths_of
-    from oat.forecast.highest_cost import dearest_question, refuse_small_budget
+    from oat.forecast.highest_cost import highest_price, refuse_small_budget
     from oat.forecast.memory import refuse_short_cache, refuse_too_large
     from oat.opening.open_run import refuse_changes, settled
     from oat.rundir.checkpoints import Checkpoints
@@ -157,7 +157,7 @@ def _inspected(resolved: "Resolved", source: str | None, accept_changed: Collect
     resolved.refuse_missing_sinks()
     refuse_without_cluster(resolved)
     resolved, origin = settled(resolved, source)
-    own = seen(resolved.about.run_dir)
+    own = absolute(resolved.about.run_dir)
     directory, step = (own, None) if origin is None else (origin.run, origin.step)
     run_inputs = gather_inputs(resolved, known=recorded(directory, step))
     lengths = lengths_of(run_inputs)
@@ -165,7 +165,7 @@ def _inspected(resolved: "Resolved", source: str | None, accept_changed: Collect
     refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=is_begun)
     memory = refuse_too_large(resolved, lengths, run_inputs.outline)
     refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed, step)
-    dearest = dearest_question(resolved, run_inputs)
+    dearest = highest_price(resolved, run_inputs)
     refuse_small_budget(resolved, dearest, is_begun=is_begun)
     check_with_inputs(resolved, run_inputs, dearest, is_begun=is_begun or origin is not None)
     has_checkpoint = bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oat.commands.interruptible import hearing_signals
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.leaving import unfinished
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def evaluate_once(resolved: "Resolved", run_dir: Path | None = None) -> dict[str
             tokenizer or template has changed since the run began.
     """
     from oat.answering.evaluated import seeds_of, with_ensemble_of
-    from oat.answering.learned import take_up_policy
+    from oat.answering.learned import load_trained_policy
     from oat.assemble.fingerprints import recorded
     from oat.assemble.run import build
     from oat.assemble.run_inputs import gather_inputs, refuse_weights, warn_of_changes
@@ -100,7 +100,7 @@ def evaluate_once(resolved: "Resolved", run_dir: Path | None = None) -> dict[str
 
     resolved = with_ensemble_of(resolved, run_dir)
     with tempfile.TemporaryDirectory() as scratch:
-        known = None if run_dir is None else recorded(seen(run_dir))
+        known = None if run_dir is None else recorded(absolute(run_dir))
         run_inputs = gather_inputs(resolved, folder=Path(scratch), known=known)
         if run_dir is not None:
             refuse_weights(resolved, run_inputs, is_begun=True)
@@ -108,7 +108,7 @@ def evaluate_once(resolved: "Resolved", run_dir: Path | None = None) -> dict[str
         seeds = seeds_of(resolved, run_dir)
         run = build(resolved, directory=Path(scratch), run_inputs=run_inputs, seeds=seeds)
         try:
-            step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))
+            step = 0 if run_dir is None else load_trained_policy(run, absolute(run_dir))
             assert run.evaluation is not None, "the configuration has the section"
             metrics = evaluation_metrics(run, run.evaluation, step)
         finally:

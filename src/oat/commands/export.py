@@ -17,14 +17,14 @@ from oat.commands.generation_options import checkpoint_of
 from oat.commands.interruptible import say_loading
 from oat.errors import ConfigError, ExportError, ModelError, printable
 from oat.explore.settings import WITHIN_RUN
-from oat.files import saying_what_is_free, seen
+from oat.files import absolute, saying_what_is_free
 
 if TYPE_CHECKING:
     import torch
 
     from oat.answering.learned import Learned
     from oat.models.ensemble import EnsembleDescription
-    from oat.resolve.about import About
+    from oat.resolve.about import RunSummary
 
 _KEYS = ("config.json", "adapter_config.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_model.bin")
@@ -145,7 +145,7 @@ def export_run(
     from oat.reports.model_card import model_card
 
     about = about_run(run_dir)
-    place = seen(out).resolve()
+    place = absolute(out).resolve()
     _refuse_place(out, about)
     refuse_foreign(place, _KIND)
     found = _loaded(run_dir, about, which, adapter=adapter, critic=critic)
@@ -171,7 +171,7 @@ def export_run(
 
 
 def _loaded(
-    run_dir: Path, about: "About", which: int | Literal["best"] | None, *, adapter: bool, critic: bool
+    run_dir: Path, about: "RunSummary", which: int | Literal["best"] | None, *, adapter: bool, critic: bool
 ) -> "Learned":
     """Load the model that is to be exported. The arguments are those of `export_run`."""
     from oat.answering.learned import load_learned
@@ -190,7 +190,7 @@ def _loaded(
     return found
 
 
-def _refuse_place(out: Path, about: "About") -> None:
+def _refuse_place(out: Path, about: "RunSummary") -> None:
     is_file = out.exists() and not out.is_dir()
     starts = {Path(start).resolve() for start in (about.model, about.critic) if start}
     if is_file or (out.exists() and out.resolve() in starts):
@@ -216,7 +216,7 @@ def export_ensemble(run_dir: Path, out: Path, which: int | Literal["best"] | Non
 
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; give a directory")
-    place = seen(out).resolve()
+    place = absolute(out).resolve()
     refuse_foreign(place, _ENSEMBLE_KIND)
     step, _, tensors, state = policy_weights(run_dir, which)
     weights = ensemble_weights(tensors)

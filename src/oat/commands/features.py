@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oat.commands.interruptible import hearing_signals
-from oat.errors import ConfigError, many
+from oat.errors import ConfigError, plural
 from oat.explore.settings import FeaturesConfig
 from oat.types import Group, Item, Key, Mark, Prompt, Question
 
@@ -129,7 +129,7 @@ def judge_features(
             run.weights.restore(run.learner)
             collector: Any = run.collector
             taken = collector.prompts.take(prompts)
-            with resolved.blame("prompts.path"):
+            with resolved.error_context("prompts.path"):
                 learned = _learned_prompts(taken, share, count // 2)
             groups = collector.actor.sample(taken, {"sampler": count}, (_PURPOSE,))
             questions = _questions(groups, run_inputs.training_oracle[0])
@@ -207,8 +207,9 @@ def _learned_prompts(prompts: Sequence[Prompt], share: float, pairs: int) -> set
     found = {prompt.occurrence for prompt in prompts if _text(prompt) in learned}
     if (len(prompts) - len(found)) * pairs < 2:
         raise ConfigError(
-            f"prompts.path gives {many(len(prompts), 'prompt')} with {many(len(texts), 'different text')}; "
-            "two are to learn from, and others, with at least two pairs of responses, to judge by; give at "
+            f"prompts.path gives {plural(len(prompts), 'prompt')} with "
+            f"{plural(len(texts), 'different text')}; two are to learn from, and others, with at least two "
+            "pairs of responses, to judge by; give at "
             "least 4 different ones"
         )
     return found

@@ -17,11 +17,11 @@ from oat.data.index import cache_folders
 from oat.data.prompts import PromptSet, Source
 from oat.errors import ConfigError, DataError, printable
 from oat.evaluation.records import raw_prompt
-from oat.files import appearing, refuse_known, saying_what_is_free, seen
+from oat.files import absolute, appearing, refuse_known, saying_what_is_free
 from oat.types import Group
 
 if TYPE_CHECKING:
-    from oat.answering.speaker import Speaker
+    from oat.answering.speaker import ResponseGenerator
 
 _PROMPTS = 512
 """Largest number of prompts whose responses are sampled in one call, and with `best_of` a fraction of it.
@@ -53,7 +53,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
     with hearing_signals(lambda: str(arguments.model), str) as (told, _name), told.at_once():
         from oat.answering.speaker import load_speaker
 
-        out = None if arguments.out is None else seen(arguments.out)
+        out = None if arguments.out is None else absolute(arguments.out)
         if out is not None:
             refuse_known(out, "--out")
         lines = generate(
@@ -72,7 +72,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def generate(
-    speaker: "Speaker", prompts: str, samples: int, *, prompt_key: str | None = None
+    speaker: "ResponseGenerator", prompts: str, samples: int, *, prompt_key: str | None = None
 ) -> Iterator[str]:
     """Yield a line of JSON for each prompt, in the order of the data. On one machine, equal arguments give
     equal lines.

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from oat.errors import many, printable
+from oat.errors import plural, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +40,6 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
         print(printable(accounts_table(run_dir)))
     else:
         rows, labelled = export_answers(run_dir, Path(arguments.export), arguments.layout)
-        without = f", without {many(labelled, 'pair')} that the ensemble labelled" if labelled else ""
+        without = f", without {plural(labelled, 'pair')} that the ensemble labelled" if labelled else ""
         print(f"oat ledger: {rows} rows are in {arguments.export}{without}")
     return 0

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from oat.commands.interruptible import hearing_signals
 from oat.errors import ConfigError, printable
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.leaving import unfinished
 
 if TYPE_CHECKING:
     from oat.loop import Run
-    from oat.resolve.about import About
+    from oat.resolve.about import RunSummary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     return 0
 
 
-def _worked(run: "Run", about: "About", profile: int | None) -> list[str]:
+def _worked(run: "Run", about: "RunSummary", profile: int | None) -> list[str]:
     """Train, and return the lines to be printed last."""
     with run.interruption.at_once():
         from oat.loop import train
@@ -95,7 +95,7 @@ def _worked(run: "Run", about: "About", profile: int | None) -> list[str]:
         if profile is None:
             reason, trace = train(run, report), None
         else:
-            reason, trace = train_traced(run, report, seen(about.run_dir) / "profile", profile)
+            reason, trace = train_traced(run, report, absolute(about.run_dir) / "profile", profile)
     if profile is not None:
         where = (
             f"the trace is {trace}; open it in Perfetto or chrome://tracing"

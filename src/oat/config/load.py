@@ -22,7 +22,7 @@ from oat.config.part_names import fields_of_parts
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
 from oat.config.yaml_text import Loader, SlowLoader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
-from oat.files import seen, start
+from oat.files import absolute, start
 
 Origins = dict[tuple[str, ...], str]
 """The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
@@ -303,7 +303,7 @@ def _beside(value: Any, origins: Origins) -> str:
     exists in the configuration's folder; "" otherwise."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
-    if path.is_absolute() or seen(path).exists() or not seen(there).exists():
+    if path.is_absolute() or absolute(path).exists() or not absolute(there).exists():
         return ""
     return (
         f"; there is {there}, and paths are taken from the working directory, not from the "
@@ -379,7 +379,7 @@ def read_tree(path: Path) -> tuple[dict[str, Any], Origins]:
         ConfigError: the file cannot be read.
     """
     try:
-        text = seen(path).read_text(encoding="utf-8")
+        text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: the configuration cannot be read ({error}); give the path of a YAML file"

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from oat.errors import DataError, did_you_mean
-from oat.files import located, seen
+from oat.files import absolute, located
 from oat.plugins.calls import guarded, raising
 from oat.plugins.loading import load_symbol
 
@@ -59,7 +59,7 @@ class Jsonl:
 
     def __init__(self, path: Path):
         self.path = path
-        self.file = seen(path)
+        self.file = absolute(path)
 
     def prepare(self) -> None:
         pass
@@ -207,10 +207,10 @@ def is_array(path: Path) -> bool:
     Raises:
         DataError: the name ends in `.json`, and the file cannot be read.
     """
-    if path.suffix.lower() != ".json" or seen(path).is_dir():
+    if path.suffix.lower() != ".json" or absolute(path).is_dir():
         return False
     try:
-        with seen(path).open("rb") as file:
+        with absolute(path).open("rb") as file:
             return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
     except OSError as error:
         raise unreadable(path, "JSON", error) from error
@@ -222,7 +222,7 @@ def array_of(path: Path) -> list[Any]:
     Raises:
         DataError: the file is not valid JSON.
     """
-    content = seen(path).read_bytes()
+    content = absolute(path).read_bytes()
     found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
     if isinstance(found, DataError):
         raise found
@@ -367,7 +367,7 @@ def open_records(
         )
     if not isinstance(given, str):
         return _opened(given if callable(given) else lambda: given, name, folder)
-    if ":" in given and not seen(given).exists() and given.rpartition(":")[2].isidentifier():
+    if ":" in given and not absolute(given).exists() and given.rpartition(":")[2].isidentifier():
         return _opened(load_symbol(given), given, folder)
     path = Path(given)
     if path.suffix.lower() in PACKED:
@@ -381,9 +381,9 @@ def open_records(
             "JSONL, CSV or Parquet"
         )
     if path.suffix.lower() == ".parquet":
-        return _Spooled(_parquet(path), given, folder, seen(path))
+        return _Spooled(_parquet(path), given, folder, absolute(path))
     if is_array(path):
-        return _Indexed(array_of(path), given, seen(path))
+        return _Indexed(array_of(path), given, absolute(path))
     lines = Csv(path) if path.suffix.lower() == ".csv" else Jsonl(path)
     return (
         lines
@@ -517,7 +517,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     parquet = _library("pyarrow.parquet", path)
     row = 0
     try:
-        file = parquet.ParquetFile(seen(path))
+        file = parquet.ParquetFile(absolute(path))
         check_columns(file.schema_arrow.names, str(path))
         for batch in file.iter_batches(_ROWS):
             for record in batch.to_pylist():
@@ -551,9 +551,9 @@ def _dataset(name: str, split: str | None) -> Any:
             f"{name}: datasets {datasets.__version__} may run code that comes with a dataset; pip install "
             "'oat-align[data]'"
         )
-    path, _, config = (name, "", "") if seen(name).is_dir() else name.partition("@")
+    path, _, config = (name, "", "") if absolute(name).is_dir() else name.partition("@")
     try:
-        is_saved = (seen(path) / "dataset_dict.json").exists() or (seen(path) / "state.json").exists()
+        is_saved = (absolute(path) / "dataset_dict.json").exists() or (absolute(path) / "state.json").exists()
         found = (
             datasets.load_from_disk(located(path))
             if is_saved
@@ -570,7 +570,7 @@ def _dataset(name: str, split: str | None) -> Any:
 
 def _no_dataset(name: str, path: str, error: Exception) -> DataError:
     reason = " ".join(str(error).split())[:300]
-    if seen(path).is_dir():
+    if absolute(path).is_dir():
         return DataError(
             f"{name}: expected a dataset that was saved, or a folder of data files, got neither "
             f"({reason}); give another directory"
@@ -597,13 +597,13 @@ def _library(module: str, name: str | Path) -> Any:
 def is_named(text: str) -> bool:
     """Return True if a text can name a source: a file, a dataset, or a function."""
     is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
-    return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in ENDINGS
+    return absolute(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in ENDINGS
 
 
 def _is_dataset(name: str) -> bool:
-    if seen(name).exists():
-        return seen(name).is_dir()
+    if absolute(name).exists():
+        return absolute(name).is_dir()
     start = name.partition("@")[0]
-    return seen(start).is_dir() or (
+    return absolute(start).is_dir() or (
         bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in ENDINGS
     )

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from oat.assemble.run_inputs import RunInputs
-from oat.files import seen
+from oat.files import absolute
 from oat.forecast.arithmetic import Begun, Rows, evaluation_rows, evaluations_left, run_rows, step_rows
 from oat.forecast.inputs import input_rows, text_notes
 from oat.forecast.places import checkpoint_rows, place_rows, sink_rows, stored_step
@@ -56,7 +56,7 @@ def left(resolved: Resolved, run: Run, origin: Origin | None) -> Left:
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
     """Return the numbers of steps and queries that the run in the directory has made. If a fork is still to
     be made, return those that the original run had made at the checkpoint from which the fork begins."""
-    step, directory = stored_step(resolved), seen(resolved.about.run_dir)
+    step, directory = stored_step(resolved), absolute(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run
     if not step:

@@ -21,7 +21,7 @@ from oat.assemble.run_inputs import RunInputs
 from oat.config.settings import Config
 from oat.engines.kind import Load
 from oat.explore.settings import ensemble_of
-from oat.files import seen
+from oat.files import absolute
 from oat.hardware.threads import LARGE
 from oat.learner.limits import GB
 from oat.learner.models import CHUNK_LOGITS, SHARE_FROM
@@ -271,7 +271,7 @@ def ensemble_bytes(resolved: Resolved, policy: ModelOutline) -> tuple[int, int]:
     backbone = 0
     if features is not None:
         width *= policy.activations.layers if features.layer == "all" else 1
-        if features.is_own and seen(features.backbone).is_dir():
+        if features.is_own and absolute(features.backbone).is_dir():
             backbone = sum(_FLOAT * tensor.numel() for tensor in described(features.backbone).values())
     weights = _FLOAT * settings.members * (width * hidden + hidden * hidden + 3 * hidden + 1)
     return 4 * weights + backbone, weights if settings.learn else 0

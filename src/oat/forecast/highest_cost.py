@@ -16,7 +16,7 @@ import numpy as np
 from oat.assemble.run_inputs import RunInputs, recorded_actor
 from oat.config.load import where
 from oat.data.prompts import Prompts
-from oat.errors import ConfigError, many, warn
+from oat.errors import ConfigError, plural, warn
 from oat.forecast.rows import Row
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN
@@ -38,7 +38,7 @@ _LONGEST = 3
 _UNITS = ("queries", "tokens", "cost")
 
 
-def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
+def highest_price(resolved: Resolved, run_inputs: RunInputs) -> Price:
     """Return the highest cost of a question of training: the most queries, the most tokens and the most
     money, which may come from different questions. If no oracle is asked, all three are 0.
 
@@ -151,7 +151,7 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
         if each.allows(one):
             what = (
                 f"{field} is {limit:g}, and one step can cost {questions * most:,.6g}, with {questions} "
-                f"questions in {many(rounds, 'round')}"
+                f"questions in {plural(rounds, 'round')}"
             )
             fewer = [] if rounds == 1 else ["sampling.refill_rounds"]
             remedy = f"raise it, or lower {' or '.join([*fewer, *_of_branches(resolved)])}"

@@ -85,7 +85,7 @@ def _refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline
         if given is None
         else f"compute.memory_gb is {limit / GB:.3g}"
     )
-    with resolved.blame("model.critic" if has_own_critic(config.model) else "model.reference"):
+    with resolved.error_context("model.critic" if has_own_critic(config.model) else "model.reference"):
         found = estimate(resolved, lengths, policy)
     if config.compute.address and config.compute.learner == "actor":
         needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
@@ -133,7 +133,7 @@ def refuse_short_cache(
     page_bytes = policy.page_bytes(getattr(torch, engine.dtype))
     if page_bytes is None:
         return
-    with resolved.blame(engine.memory.cache_setting):
+    with resolved.error_context(engine.memory.cache_setting):
         longest = longest_sequence(policy, max(prompts), config.sampling.max_new_tokens)
         engine.memory.refuse_long(longest, page_bytes)
         if config.sampling.environment is not None and policy.context_length and not is_begun:

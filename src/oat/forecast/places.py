@@ -7,8 +7,8 @@ from oat.assemble.apart import cluster_of
 from oat.assemble.run_inputs import RunInputs
 from oat.config.secrets import Hider
 from oat.config.settings import Config
-from oat.errors import many
-from oat.files import bytes_free, seen
+from oat.errors import plural
+from oat.files import absolute, bytes_free
 from oat.forecast.arithmetic import Rows
 from oat.forecast.rows import Row
 from oat.learner.learner import Learner
@@ -29,7 +29,7 @@ _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 def stored_step(resolved: Resolved) -> int | None:
     """Return the step of the checkpoint from which the run in the run directory would go on; None if there
     is no checkpoint."""
-    directory = seen(resolved.config.run_dir)
+    directory = absolute(resolved.config.run_dir)
     return Checkpoints(directory / "checkpoints", every=1, keep_last=1).next_loaded
 
 
@@ -52,7 +52,7 @@ def checkpoint_rows(resolved: Resolved, learner: Learner, origin: Origin | None,
     yield Row("steps between checkpoints", c.every, "steps", "checkpoint.every")
     yield Row("checkpoints that stay", c.keep_last + c.keep_best, "checkpoints", "checkpoint.keep_last")
     yield Row("size of a checkpoint", size / 10**6, "MB", "model.path")
-    yield Row("free on the disk", bytes_free(seen(config.run_dir)) / GB, "GB", "run_dir")
+    yield Row("free on the disk", bytes_free(absolute(config.run_dir)) / GB, "GB", "run_dir")
     yield Row("run directory", str(Path(config.run_dir)), "", "run_dir")
     stored = stored_step(resolved)
     if stored is not None:
@@ -111,7 +111,7 @@ def _asked(config: Config, oracle: Oracle) -> str:
     """Return where the oracle of training answers, and who asks it, in words."""
     if not config.compute.oracle_clients or isinstance(oracle, KnownOracle):
         return oracle.where_asked
-    asked = f"asked by {many(config.compute.oracle_clients, 'client')} on {cluster_of(config.compute)}"
+    asked = f"asked by {plural(config.compute.oracle_clients, 'client')} on {cluster_of(config.compute)}"
     return asked if oracle.where_asked == Oracle.where_asked else f"{oracle.where_asked}, {asked}"
 
 

@@ -59,7 +59,7 @@ class Trial:
         """
         while self._cached:
             field, lm = self._cached.pop(0)
-            with self._resolved.blame(field):
+            with self._resolved.error_context(field):
                 page_bytes_of(lm)
 
 
@@ -84,7 +84,7 @@ def load_unknown(resolved: Resolved, policy: ModelOutline) -> Trial:
                 f"{field}: only the weights tell whether it can be used ({outline.unknown}), and they {where}"
             )
             continue
-        with resolved.blame(field):
+        with resolved.error_context(field):
             lm = load_model(model, field=field, needs_head=is_cached or field != "model.critic")
         trial._cached += [(field, lm)] if is_cached else []
     return trial

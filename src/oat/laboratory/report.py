@@ -27,7 +27,7 @@ from oat.errors import ConfigError, DataError, did_you_mean
 from oat.explore.find_rule import checksum_of_rule, find_rule
 from oat.explore.rules import RULES
 from oat.explore.settings import ModelLabelsConfig
-from oat.files import appearing, seen
+from oat.files import absolute, appearing
 from oat.laboratory.agents import AGENTS
 from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
@@ -107,7 +107,7 @@ def bench_explore(
         raise ConfigError("--seeds and --jobs are at least 1, and a share of --policy is from 0 to 1")
     torch.set_num_threads(1)
     names = [BASELINE, *(name for name in rules or RULES if name != BASELINE)]
-    folder = seen(out)
+    folder = absolute(out)
     file = folder / "curves.csv"
     refuse_foreign(folder)
     wanted_shares = list(dict.fromkeys([0.0, *shares])) if shares else []

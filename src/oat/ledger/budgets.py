@@ -7,7 +7,7 @@ its purpose:
 * the price of all answers that steps have taken,
 * the highest price of every question that no step has taken.
 
-A question that costs nothing is always paid. If questions are asked in waves (`Waves`), each is
+A question that costs nothing is always paid. If questions are asked in waves (`BudgetedBatches`), each is
 paid or refused later, when its wave is formed.
 
 Before a step of training, the ledger also decides whether training can buy anything more. This depends only
@@ -47,7 +47,7 @@ from oat.types import UNASKED, Key, Price, Question, Spent
 from oat.types.questions import Budget
 
 
-class Waves:
+class BudgetedBatches:
     """The waves of one ledger. The caller holds the store's lock.
 
     Args:
@@ -177,7 +177,7 @@ class Waves:
         is_asked = intent.is_sent and intent.question.oracle != UNASKED
         return self.price(intent.rest) if is_asked else Price()
 
-    def outlook(
+    def projected(
         self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
     ) -> Spent:
         """Return the spending before a step that has no take yet, for a purpose that is asked in waves. The
@@ -278,7 +278,7 @@ class Spending:
     def __init__(
         self,
         store: Store,
-        waves: Waves,
+        waves: BudgetedBatches,
         oracle: Callable[[str], Oracle],
         cache: Cache,
         intent: Callable[[int], Intent],
@@ -296,8 +296,8 @@ class Spending:
 
         Returns:
             Two lists with an entry for each question: its quote, and True if the budget allows the question.
-            If the purpose is asked in waves, the second list is all True, and `Waves.next` checks the budget
-            later.
+            If the purpose is asked in waves, the second list is all True, and `BudgetedBatches.next` checks
+            the budget later.
         """
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
         quotes = []
@@ -391,7 +391,7 @@ class Spending:
             )
 
     def _outlook(self, step: int, purpose: str) -> Spent:
-        return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
+        return self.waves.projected(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
         """Return the quote of a question, and the queries that the question would send, as `Cache.find`

@@ -30,12 +30,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from oat.control.silence import warn_of_silence
-from oat.ledger.budgets import Spending, Waves
+from oat.ledger.budgets import BudgetedBatches, Spending
 from oat.ledger.cache import Cache
 from oat.ledger.intents import Intent, Known, whole
 from oat.ledger.outstanding import OpenRounds, Outstanding, Settling, close_unanswered, unanswered
 from oat.ledger.store import Store
-from oat.ledger.versions import changes, take_up
+from oat.ledger.versions import changes, load_versions
 from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
@@ -101,11 +101,13 @@ class Ledger:
             store, oracles, self.rounds, self.settling, self.budgets, deadline_s, check_interrupt
         )
         oracle_of = self.outstanding.oracle
-        self.waves = Waves(store, self.budgets, lambda question: oracle_of(question.oracle).price(question))
+        self.waves = BudgetedBatches(
+            store, self.budgets, lambda question: oracle_of(question.oracle).price(question)
+        )
         self.spending = Spending(store, self.waves, oracle_of, self.cache, self.rounds.intent)
         self.warned: set[str] = set()
         self._collecting = RLock()
-        self._recover(take_up(store, versions))
+        self._recover(load_versions(store, versions))
 
     @property
     def reasked(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 
 from oat import wire
 from oat.errors import LedgerError
-from oat.files import Standing, read_only_address, refuse_network, unwritten
+from oat.files import DirectoryGuard, read_only_address, refuse_network, unwritten
 from oat.ledger.intents import AWAITED, Intent, Known, cached_text, cached_values
 from oat.ledger.trajectory_files import TrajectoryFiles, is_name
 from oat.types import Answer, Key, Mark, Message, Question, Steps, StepUnit
@@ -230,7 +230,7 @@ class Connection:
         refuse_network(path)
         self.path = path
         self.files = TrajectoryFiles.beside(path)
-        self.standing = Standing()
+        self.standing = DirectoryGuard()
         self.lock = RLock()
         self._has_blobs = False
         try:
@@ -261,7 +261,7 @@ class Connection:
         self._bring_up_to_date()
         self._give_space_back()
         databases = (self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm"))
-        self.standing = Standing(*databases, self.files.directory)
+        self.standing = DirectoryGuard(*databases, self.files.directory)
 
     def _refuse_other_names(self) -> None:
         """Refuse a database that a second file name leads to. It is changed in place, so a copy of the run

@@ -169,7 +169,7 @@ class CausalLM:
             inputs |= {"position_ids": positions}
         if layout is not None:
             inputs |= {"layout": layout, "attention_mask": NO_MASK.to(input_ids.device)}
-        with self.as_seen():
+        with self.without_adapter():
             if also is None or self.is_last(also):
                 return self.module.base_model(**inputs, use_cache=False).last_hidden_state
             found = self.module.base_model(**inputs, use_cache=False, output_hidden_states=True)
@@ -225,7 +225,7 @@ class CausalLM:
     def head(self, hidden: Tensor) -> Tensor:
         """Compute the logits of hidden states, (..., D) to (..., V), in the precision of the model or of
         autocast. V is `vocab_rows`."""
-        with self.as_seen():
+        with self.without_adapter():
             return self.module.get_output_embeddings()(hidden)
 
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
@@ -276,7 +276,7 @@ class CausalLM:
             ) from error
 
     @contextmanager
-    def as_seen(self) -> Iterator[None]:
+    def without_adapter(self) -> Iterator[None]:
         """If `is_base`, turn the adapter off within the body. Unlike PEFT's own switch, this method leaves
         every `requires_grad` as it is."""
         layers = (

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from oat.errors import ModelError, shown
-from oat.files import parse_json, seen
+from oat.files import absolute, parse_json
 from oat.functional.products import linear
 from oat.types import Trajectory
 
@@ -213,8 +213,8 @@ def refuse_missing(path: str) -> None:
         ModelError: a file is missing.
     """
     for name in (DESCRIPTION, WEIGHTS):
-        if not (seen(path) / name).is_file():
-            raise _unreadable(path, f"there is no file {seen(path) / name}")
+        if not (absolute(path) / name).is_file():
+            raise _unreadable(path, f"there is no file {absolute(path) / name}")
 
 
 def load_ensemble(path: str) -> tuple[dict[str, torch.Tensor], EnsembleDescription]:
@@ -223,7 +223,7 @@ def load_ensemble(path: str) -> tuple[dict[str, torch.Tensor], EnsembleDescripti
     Raises:
         ModelError: a file is missing or damaged, or a weight is not finite.
     """
-    folder = seen(path)
+    folder = absolute(path)
     refuse_missing(path)
     try:
         fields = parse_json((folder / DESCRIPTION).read_text(encoding="utf-8"))

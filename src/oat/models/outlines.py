@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oat import errors
 from oat.config.settings import ModelConfig
-from oat.files import seen
+from oat.files import absolute
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def _outline(path: str, dtype: str, needs_head: bool) -> "CausalLM":
     """Return an outline that this process has kept, or make it."""
     from oat.models.outline import outline
 
-    key = (str(seen(path).absolute()), dtype, needs_head)
+    key = (str(absolute(path).absolute()), dtype, needs_head)
     before = _signature(path)
     signature, kept = _kept.get(key, (None, None))
     if kept is not None and signature == before:
@@ -111,7 +111,7 @@ def _outline(path: str, dtype: str, needs_head: bool) -> "CausalLM":
 def _signature(path: str) -> Signature | None:
     """Return what changes when a file of a directory is changed; None for a model that is not in one."""
     try:
-        with os.scandir(seen(path)) as entries:
+        with os.scandir(absolute(path)) as entries:
             found = [(entry.name, entry.stat()) for entry in entries]
     except OSError:
         return None

@@ -27,7 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from oat.errors import ModelError, warn
-from oat.files import parse_json, seen
+from oat.files import absolute, parse_json
 from oat.models.beside import ADAPTER
 from oat.models.ensemble import WEIGHTS as ENSEMBLE_WEIGHTS
 
@@ -58,7 +58,7 @@ def described(path: str) -> dict[str, Tensor]:
         ModelError: there are no such files, or one of them is damaged; it is not clear which files are meant;
             or weights are quantised.
     """
-    folder = seen(path)
+    folder = absolute(path)
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     file = single
@@ -181,7 +181,7 @@ def cached_files(path: str) -> list[Path]:
     are none, or one of several is missing, return an empty list."""
 
     def find(name: str) -> Path | None:
-        found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)
+        found = absolute(path) / name if absolute(path).is_dir() else try_to_load_from_cache(path, name)
         return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
 
     single = find("model.safetensors")

@@ -17,7 +17,7 @@ from pathlib import Path
 from oat.assemble.fingerprints import GIVEN, recorded
 from oat.config.stored import load_stored
 from oat.errors import ConfigError
-from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
+from oat.files import absolute, parse_json, read_only_address, sync_to_disk, write_atomically
 from oat.ledger import versions
 from oat.ledger.outstanding import close_unanswered
 from oat.ledger.reader import Reader
@@ -68,7 +68,7 @@ def find_origin(source: str, directory: Path) -> Origin:
     name, at, step = source.rpartition("@")
     if not (at and step.isdigit()):
         name, step = source, ""
-    run, before = seen(name), read_origin(directory)
+    run, before = absolute(name), read_origin(directory)
     begun = (
         before
         if before is not None and before.run == run.resolve() and step in ("", str(before.step))

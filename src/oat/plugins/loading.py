@@ -17,7 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.calls import bare, guarded, is_installed, last_place
 
 
@@ -214,7 +214,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 def _load_file(path: Path, spec: str) -> ModuleType:
-    file = seen(path).resolve()
+    file = absolute(path).resolve()
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -229,7 +229,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     unique = f"{_PREFIX}{path.stem}_{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
-    found = importlib.util.spec_from_file_location(unique, loader=_SourceLoader(unique, str(seen(path))))
+    found = importlib.util.spec_from_file_location(unique, loader=_SourceLoader(unique, str(absolute(path))))
     assert found is not None, path
     assert found.loader is not None, path
     module = sys.modules[unique] = importlib.util.module_from_spec(found)

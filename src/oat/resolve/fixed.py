@@ -14,7 +14,7 @@ from oat.config.parts import filled, settings_of, with_settings
 from oat.config.settings import Component, Config, Part
 from oat.config.stored import load_stored, with_given
 from oat.errors import ConfigError
-from oat.files import seen, start
+from oat.files import absolute, start
 from oat.plugins.loading import same_by_file
 from oat.resolve.resolve import resolve
 from oat.resolve.resolved import Resolved
@@ -60,7 +60,7 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
     """
     config, before = known_by_file(resolved.config, file), stored.config
     run_dir = str(file.parent) if is_fork else config.run_dir
-    if not (is_fork and seen(before.run_dir).resolve() == file.parent):
+    if not (is_fork and absolute(before.run_dir).resolve() == file.parent):
         for name in (stored.config.run_dir, os.path.relpath(file.parent, start())):
             before, config = (with_given(each, name, run_dir) for each in (before, config))
     is_measured = config.learner.micro_batch_tokens == "auto"

@@ -23,7 +23,7 @@ from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
 from oat.models.outlines import Outlines
 from oat.oracles.builtin import BUILTIN
-from oat.resolve.about import About, about
+from oat.resolve.about import RunSummary, about
 from oat.resolve.environment import has_async_methods
 from oat.resolve.model_starts import has_own_reference
 from oat.resolve.oracles import evaluation_oracles_of, shows_groups
@@ -61,12 +61,12 @@ class Resolved:
     derived: Mapping[str, str] = field(default_factory=dict)
     outlines: Outlines = field(default_factory=Outlines)
 
-    def blame(self, field: str) -> AbstractContextManager[None]:
+    def error_context(self, field: str) -> AbstractContextManager[None]:
         """Return a context in which errors say where `field` was set (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
 
     @cached_property
-    def about(self) -> About:
+    def about(self) -> RunSummary:
         return about(self.config)
 
     def refuse_missing_sinks(self) -> None:

@@ -33,7 +33,7 @@ import torch
 from safetensors import SafetensorError
 
 from oat.errors import CheckpointError, DirectoryError, warn
-from oat.files import Standing, bytes_free, parse_json, sync_to_disk, write_atomically
+from oat.files import DirectoryGuard, bytes_free, parse_json, sync_to_disk, write_atomically
 from oat.rundir.checkpoint_files import (
     bytes_of,
     halves_in,
@@ -137,14 +137,14 @@ class Checkpoints:
         keep_best: int = 0,
         best_metric: str = "eval/sampled",
         max_gb: float | None = None,
-        standing: Standing | None = None,
+        standing: DirectoryGuard | None = None,
     ):
         self.directory = directory
         self.every = every
         self.background = background
         self.saved = 0
         self.retention = Retention(keep_last, keep_best, best_metric, max_gb)
-        self._standing = standing or Standing()
+        self._standing = standing or DirectoryGuard()
         self._is_made = directory.exists()
         self._left: set[str] = set()  # those that are not removed, as was said
         self._writer: tuple[threading.Thread, threading.Event] | None = None  # the event: writing is over

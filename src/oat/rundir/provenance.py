@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from oat.errors import ConfigError, DirectoryError, printable
-from oat.files import Standing, parse_json, start, write_atomically
+from oat.files import DirectoryGuard, parse_json, start, write_atomically
 
 LIBRARIES = (
     *(
@@ -116,7 +116,7 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
     return dict(by_then[-1]["inputs"]) if by_then else None
 
 
-class Told:
+class ProvenanceWriter:
     """Writes the entry of one process into `environment.json`. A process that makes no rows writes no entry.
 
     Args:
@@ -143,7 +143,7 @@ class Told:
         self.modules = modules
         self.untold: int | None = None
         self.said: dict[str, str] | None = None
-        self.written = Standing()
+        self.written = DirectoryGuard()
 
     def begin(self, row: int) -> None:
         """Note the number of the first row that this process makes.
@@ -166,7 +166,7 @@ class Told:
             now = {**self.inputs, "modules": self.said}
             own = {} if now == recorded_inputs(entries(self.file)) else {"inputs": now}
             add_entry(self.file, {"first_row": self.untold, **self.environment(), **own})
-            self.untold, self.written = None, Standing(self.file)
+            self.untold, self.written = None, DirectoryGuard(self.file)
 
     def amend(self) -> None:
         """Add to the entry of this process the user's files that the process has imported since it wrote the
@@ -180,7 +180,7 @@ class Told:
             *before, own = entries(self.file)
             self.said = now
             _write(self.file, [*before, {**own, "inputs": {**self.inputs, "modules": now}}])
-            self.written = Standing(self.file)
+            self.written = DirectoryGuard(self.file)
 
 
 def _write(file: Path, entries: Sequence[Any]) -> None:

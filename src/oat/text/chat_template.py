@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oat.errors import TemplateError, described, did_you_mean, shortened, shown, warn
-from oat.files import seen
+from oat.files import absolute
 from oat.text.control_tokens import any_of, has_marks, is_own, marked, pieces_of, without_json_escapes
 from oat.text.joining import Joiner
 from oat.text.recorded_calls import CallStyle, check_calls, check_read_back, probe_message, study_calls
@@ -84,7 +84,7 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
             "the path of a .jinja file"
         )
     try:
-        return seen(template).read_text(encoding="utf-8")
+        return absolute(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(
             f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8"

@@ -10,7 +10,7 @@ from pathlib import Path
 from oat.config.load import Origins, convert, unknown_field, where
 from oat.config.settings import SinkConfig, TrackingConfig
 from oat.errors import ConfigError, did_you_mean
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.registry import SINKS
 from oat.tracking.child import Described
 
@@ -126,7 +126,7 @@ def _described(sink: SinkConfig) -> Described:
         options = asdict(ours.Config())
     return Described(
         key=key_of(sink.name),
-        symbol=f"{seen(place)}:{attribute}" if is_file else SINKS.symbol(sink.name),
+        symbol=f"{absolute(place)}:{attribute}" if is_file else SINKS.symbol(sink.name),
         options=options,
         place={name: options[name] for name in (ours.place if ours else options)},
         samples=sink.samples,
@@ -167,7 +167,7 @@ def _problem(name: str) -> str:
             else f"there is no module {place} here; install it, or put its folder on PYTHONPATH"
         )
     try:
-        tree = ast.parse(seen(place).read_text(encoding="utf-8"))
+        tree = ast.parse(absolute(place).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
         return (
             f"{place} cannot be read as Python ({error}); check the path, which is relative to where you are"
