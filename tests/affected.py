@@ -38,6 +38,8 @@ _QUOTED = re.compile(r'"(oat(?:\.\w+)+)"')
 _WORD = re.compile(r"\w+")
 _PART = re.compile(r'"(\w+)": "(oat(?:\.\w+)+):')
 _HOME = re.compile(r'"(\w+)": "(oat(?:\.\w+)+)"')
+_ALONE = {"quickstart"}
+"""Commands that are packages of their own."""
 _RUN = re.compile(r"[\"'](\w+)[\"']|\boat (\w+)")
 
 
@@ -98,10 +100,13 @@ def next_to(file: Path) -> set[Path]:
     """Return the files that a file names."""
     text, is_test = text_of(file), TESTS in file.parents
     names = imported(text) | set((_DOTTED if is_test else _QUOTED).findall(text))
+    if file == modules()["oat.cli.entry"]:
+        names -= {f"oat.{word}" for word in _ALONE}  # who runs this command reaches it
     found = {other for name in names if (other := file_of(name)) is not None}
     if is_test:
         found |= {other for word in set(_WORD.findall(text)) & parts().keys() for other in parts()[word]}
-        commands = {f"oat.cli.{quoted or typed}" for quoted, typed in _RUN.findall(text)}
+        words = {quoted or typed for quoted, typed in _RUN.findall(text)}
+        commands = {f"oat.commands.{word}" for word in words} | {f"oat.{word}" for word in words & _ALONE}
         found |= {modules()[command] for command in commands & modules().keys()}
         found |= {other for folder in file.parents if (other := folder / "conftest.py").exists()}
         return found - {TESTS / "conftest.py"}
