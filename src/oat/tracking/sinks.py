@@ -99,8 +99,8 @@ def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
         )
         place = where(tuple(field.split(".")), origins)
         if sink.name in SINKS:
-            if importlib.util.find_spec(sink.name) is None:
-                extra: str = SINKS[sink.name].extra
+            extra: str | None = SINKS[sink.name].extra
+            if extra is not None and importlib.util.find_spec(sink.name) is None:
                 named = f"{field} is set" if field == "tracking.tensorboard" else f"{field} has {sink.name}"
                 raise ConfigError(
                     f"{place}: {named}, and its library is missing: pip install 'oat-align[{extra}]', or "

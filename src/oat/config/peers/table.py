@@ -49,29 +49,6 @@ FILES = {
 }
 """The files of names, in the order in which they are searched, each with the name of its library; "": names
 that belong to no single library."""
-PAIRS = frozenset(
-    [
-        "aot",
-        "apo_down",
-        "apo_zero",
-        "bnf",
-        "cpo",
-        "discopop",
-        "dpo",
-        "exo",
-        "frozen",
-        "ipo",
-        "kto",
-        "nca",
-        "orpo",
-        "robust_dpo",
-        "simpo",
-        "slic",
-        "sppo_hard",
-        "xpo",
-    ]
-)
-"""Our algorithms for which the names of DPO are the right ones."""
 UNNAMED = ("whole", "list", ".jinja", "*")
 """Left sides of conversions that stand for values without a name, in the order in which they are tried."""
 _JINJA = re.compile(r"[^\n{}]*\.jinja2?")
@@ -297,12 +274,13 @@ def algorithm_of(groups: Iterable[str]) -> str | None:
 
 
 def family_of(algorithm: str | None) -> str | None:
-    """Return the family of one of our algorithms, by its name; None: it is not one of ours."""
+    """Return the family of one of our algorithms, by its name; None: it is not one of ours. The names of GRPO
+    are the right ones for algorithms with a KL in their loss ("group"), those of DPO for the others
+    ("pairs")."""
     if algorithm not in ALGORITHMS:
         return None
-    return {"sft": "sft", "reward_model": "reward"}.get(str(algorithm)) or (
-        "pairs" if algorithm in PAIRS else "group"
-    )
+    has_kl = "kl_coef" in part_names.fields_of_parts("algorithm", algorithm)
+    return {"sft": "sft", "reward_model": "reward"}.get(algorithm, "group" if has_kl else "pairs")
 
 
 def readers_of(setting: str) -> tuple[str, ...]:
