@@ -277,7 +277,7 @@ def family_of(algorithm: str | None) -> str | None:
     """Return the family of one of our algorithms, by its name; None: it is not one of ours. The names of GRPO
     are the right ones for algorithms with a KL in their loss ("group"), those of DPO for the others
     ("pairs")."""
-    if algorithm not in ALGORITHMS:
+    if algorithm is None or algorithm not in ALGORITHMS:
         return None
     has_kl = "kl_coef" in part_names.fields_of_parts("algorithm", algorithm)
     return {"sft": "sft", "reward_model": "reward"}.get(algorithm, "group" if has_kl else "pairs")
