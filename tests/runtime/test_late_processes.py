@@ -169,7 +169,7 @@ def test_a_process_that_is_not_fit(
             crew._orders[0] = what, call_of(what, {"torch": "9.9"}, [], *surroundings()), take
         return hire(crew)
 
-    monkeypatch.setattr(WorkerGroup, "hire", unfit)
+    monkeypatch.setattr(WorkerGroup, "start_worker", unfit)
     kills = [Kill("sample", 6)] if by == "a replacement" else []
     monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
     if by == "a replacement":
