@@ -161,7 +161,7 @@ def test_a_process_that_is_not_fit(
     by: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another machine may have other versions. Without a lost actor, the run goes on without the new one."""
-    hire = WorkerGroup.hire
+    hire = WorkerGroup.start_worker
 
     def unfit(crew: WorkerGroup) -> Any:
         if crew._hired == 2:
