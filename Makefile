@@ -14,10 +14,11 @@ TABLES ?=
 ROW ?=
 SHORT ?=
 MODEL ?=
+BASE ?= HEAD
 LONG := kill_series losses same_run ten_thousand_steps
 WIRED := kill state
 
-.PHONY: setup quickstart test tests test-slow faults faults-ray bench compare explore lint type clean
+.PHONY: setup quickstart test tests affected test-slow faults faults-ray bench compare explore lint type clean
 
 setup: $(STAMP)
 ifneq ($(origin PYTHON),file)
@@ -46,6 +47,11 @@ test: lint
 
 tests: setup
 	$(PYTEST) -m "not slow" --durations=10
+
+# The tests that a change can touch: what differs from HEAD, or from another commit (make affected BASE=main).
+affected: setup
+	@files=$$($(BIN)/python tests/affected.py $(BASE)) && \
+	if [ -n "$$files" ]; then $(PYTEST) -m "not slow" $$files; else echo "nothing differs from $(BASE)"; fi
 
 # All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the
 # transformers of constraints.txt and with the oldest that is supported; and wandb and mlflow, in an environment that

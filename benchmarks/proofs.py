@@ -4,7 +4,7 @@
 
 The engine has a copy of its own. The ways take turns; figures are medians over the turns, in milliseconds.
 `copy` is the engine's `load` alone. `arrived` adds buckets and the checksums of sender and inbox, and nothing
-is proven after the switch. `crc32` is a checksum of all bytes by zlib, `sums` by `runtime/checksums.py`.
+is proven after the switch. `crc32` is a checksum of all bytes by zlib, `sums` by `runtime/transfer.py`.
 `probe_gap` is the mean difference of the probe's log-probabilities from the learner's, by the engine's
 precision.
 """
@@ -29,9 +29,8 @@ from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.loading import load_lm
-from oat.runtime.checksums import checksums
 from oat.runtime.probe import Probing, probe_ids
-from oat.runtime.transfer import Inbox
+from oat.runtime.transfer import Inbox, checksums
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
 from oat.types import Shipment

@@ -29,7 +29,7 @@ import torch
 import yaml
 
 from oat.cli import main as oat
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.quickstart import configurations, make_start
 
 PAGE = Path(__file__).parent.parent / "docs" / "quickstart.md"

@@ -34,7 +34,7 @@ import torch
 
 from oat.answering.learned import policy_weights, run_config
 from oat.config.settings import Config
-from oat.data.prompt_set import Source, read_prompts
+from oat.data.prompts import Source, read_prompts
 from oat.engines.torch import TorchEngine
 from oat.errors import OatError
 from oat.models.causal_lm import CausalLM

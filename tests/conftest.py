@@ -7,12 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 
 import jaxtyping
+
+jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
+# ruff: noqa: E402, F401 (the helpers import the package; they are fixtures for every test)
+
 import pytest
 import torch
-from brief_writes import brief_writes  # noqa: F401
-from evaluations import judges  # noqa: F401
-from faulty_server import brief_waits  # noqa: F401
-from fixtures import (  # noqa: F401 (fixtures for every test)
+from brief_writes import brief_writes
+from evaluations import judges
+from faulty_server import brief_waits
+from fixtures import (
     NO_BITSANDBYTES,
     NO_MLFLOW,
     NO_TRL,
@@ -24,12 +28,11 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
     world,
 )
 from hypothesis import settings
-from ray_nodes import nodes  # noqa: F401
-from ray_runs import strikes  # noqa: F401
+from ray_nodes import nodes
+from ray_runs import strikes
 from suites import mark_slow
 
 gc.disable()  # no garbage collection finds anything before `pytest_collection_finish`
-jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
 # a shell makes what it starts in the background deaf to it
 signal.signal(signal.SIGINT, signal.default_int_handler)

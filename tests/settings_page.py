@@ -1,5 +1,5 @@
 """Write docs/settings.md from the classes of settings and the docstrings of their fields: `python
-tests/settings_page.py`. Write src/oat/config/part_fields.py too, the names of the settings of parts."""
+tests/settings_page.py`."""
 
 import ast
 import dataclasses
@@ -7,43 +7,16 @@ import inspect
 import re
 import textwrap
 import typing
-from collections import Counter
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from oat.config.fields import UNSAID, Said, said, said_at, within
 from oat.config.settings import Component, Config, SinkConfig, SourceConfig
 from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
-PART_FIELDS = Path(__file__).parent.parent / "src" / "oat" / "config" / "part_fields.py"
-PART_FIELDS_HEAD = '''\
-"""The names and defaults of the settings of our algorithms and engines, which messages propose. This list is
-made from their classes by `python tests/settings_page.py`, so that a message does not import them."""
-
-from typing import Any
-
-PART_FIELDS: dict[str, dict[str, Any]] = {
-'''
-DEFAULTS_TAIL = '''
-}
-"""For each section the names of its fields, with the default that most of the parts have; `...` is a section.
-In a section that is null by default the fields have the defaults that they get if it is there."""
-
-OTHER_DEFAULTS: dict[str, dict[str, Any]] = {
-'''
-READERS_TAIL = '''
-)
-
-READERS = {
-    field: tuple(algorithms.split())
-    for fields, _, algorithms in (group.partition(":") for group in _READERS)
-    for field in fields.split()
-}
-"""The algorithms that read each setting of the section `algorithm`."""
-'''
 INTRODUCTION = """# Settings
 
 This page has the fields of a configuration; `python tests/settings_page.py` makes it from the code. The
@@ -57,7 +30,11 @@ The sections `algorithm`, `oracle`, `engine` and `explorer` choose a part by the
 the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer. Such a
 section may also be the name alone, as in `algorithm: grpo` or `--algorithm grpo`; `model` and `prompts` may
 be their `path` alone.
+
+"May change" says whether a run can be continued with another value (`yes`), or only forked with one (`in a
+fork`). A setting that nothing in the run reads is refused.
 """
+MAY_CHANGE = {"never": "no", "fork": "in a fork", "always": "yes"}
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
 
 
@@ -89,90 +66,59 @@ def documented(cls: type) -> dict[str, str]:
     return found
 
 
-def table(cls: type) -> list[str]:
+def table(cls: type, section: str = "") -> list[str]:
+    """Return the table of a class of settings.
+
+    Args:
+        section: its dotted name; of a part's settings, the section that names the part.
+    """
     hints, texts = typing.get_type_hints(cls), documented(cls)
-    lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+    above = said_at(Config, section.split(".") if section else [], Said(None, "never"))
+    lines = ["| field | type | default | may change | meaning |", "| --- | --- | --- | --- | --- |"]
     for f in dataclasses.fields(cls):
         nested = any(
             dataclasses.is_dataclass(kind) for kind in (hints[f.name], *typing.get_args(hints[f.name]))
         )
         if f.name == "options" or (nested and f.name not in texts):
             continue
-        cells = [f"`{f.name}`", _type(hints[f.name]), _default(f), texts.get(f.name, "")]
+        own = within(said(f), above)
+        text = texts.get(f.name, "")
+        if own.read_if is not None and said(f).read_if is not UNSAID:
+            text += f" Read only if {own.read_if.words}."
+        change = "" if nested else MAY_CHANGE[own.may_change]
+        cells = [f"`{f.name}`", _type(hints[f.name]), _default(f), change, text.strip()]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
+
+
+def _condition(section: str) -> list[str]:
+    """Return the line that says when the settings of a section are read."""
+    found = said_at(Config, section.split(".")).read_if
+    return (
+        [] if found in (None, UNSAID) else [f"Where a field says nothing else, read only if {found.words}.\n"]
+    )
 
 
 def page() -> str:
     parts = [INTRODUCTION, "## At the top\n", *table(Config), ""]
     for name, cls in sections(Config)[1:]:
-        parts += [f"## {name}\n", *table(cls), ""]
+        parts += [f"## {name}\n", *_condition(name), *table(cls, name), ""]
         if name == "prompts":
-            parts += ["## prompts.path: an entry of the list\n", *table(SourceConfig), ""]
+            parts += ["## prompts.path: an entry of the list\n", *table(SourceConfig, "prompts"), ""]
     for name, engine in ENGINES.items():
-        parts += [f"## engine: {name}\n", *table(engine.Config), ""]
-    parts += ["## tracking.sinks\n", *table(SinkConfig), ""]
+        parts += [f"## engine: {name}\n", *table(engine.Config, "engine"), ""]
+    parts += ["## tracking.sinks\n", *table(SinkConfig, "tracking"), ""]
     for name in SINKS:
         if name != FILES and dataclasses.fields(SINKS[name].Config):
-            parts += [f"## tracking.sinks: {name}\n", *table(SINKS[name].Config), ""]
+            parts += [f"## tracking.sinks: {name}\n", *table(SINKS[name].Config, "tracking"), ""]
     shared: dict[type, list[str]] = {}
     for name, algorithm in ALGORITHMS.items():
         shared.setdefault(algorithm.Config, []).append(name)
     for cls, names in shared.items():
-        parts += [f"## algorithm: {', '.join(names)}\n", *table(cls), ""]
+        parts += [f"## algorithm: {', '.join(names)}\n", *table(cls, "algorithm"), ""]
     for (name, cls), readers in inner_sections().items():
-        parts += [f"## algorithm.{name}: {', '.join(readers)}\n", *table(cls), ""]
+        parts += [f"## algorithm.{name}: {', '.join(readers)}\n", *table(cls, "algorithm"), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
-
-
-def part_fields() -> str:
-    """Return the module with the dotted names of the settings of parts, and their defaults."""
-    lines, others = [], []
-    for section, parts in (("algorithm", ALGORITHMS), ("engine", ENGINES)):
-        own = {part: defaults(cls.Config) for part, cls in parts.items()}
-        names = dict.fromkeys(name for found in own.values() for name in found)
-        most = {
-            name: Counter(repr(found[name]) for found in own.values() if name in found).most_common(1)[0][0]
-            for name in names
-        }
-        written = {name: text.replace("Ellipsis", "...").replace("'", '"') for name, text in most.items()}
-        lines += [f'    "{section}": {{', *(f'        "{name}": {text},' for name, text in written.items())]
-        lines.append("    },")
-        for part, found in own.items():
-            its = {name: repr(value) for name, value in found.items() if repr(value) != most[name]}
-            if its:
-                inside = (f'        "{name}": {text},'.replace("'", '"') for name, text in its.items())
-                others += [f'    "{part}": {{', *inside, "    },"]
-    lines += [DEFAULTS_TAIL.strip("\n"), *others]
-    readers: dict[str, list[str]] = {}
-    for algorithm, part in ALGORITHMS.items():
-        for name in defaults(part.Config):
-            readers.setdefault(name, []).append(algorithm)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, algorithms in readers.items():
-        groups.setdefault(tuple(algorithms), []).append(name)
-    lines += ["}", '"""Defaults of single parts that are others."""', "", "_READERS = ("]
-    for algorithms, names in groups.items():
-        lines += [f'    """{wrapped(names)}:', f'    {wrapped(algorithms)}""",']
-    return PART_FIELDS_HEAD + "\n".join(lines) + READERS_TAIL
-
-
-def defaults(cls: type, above: str = "") -> dict[str, Any]:
-    """Return the defaults of the fields of a class and of its sections, by their dotted names."""
-    found: dict[str, Any] = {}
-    hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):
-        value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        is_plain = value is None or isinstance(value, str | int | float | tuple)
-        found[f"{above}{f.name}"] = value if is_plain else ...
-        for kind in (hints[f.name], *typing.get_args(hints[f.name])):
-            if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-                found |= defaults(kind, f"{above}{f.name}.")
-    return found
-
-
-def wrapped(names: Iterable[str]) -> str:
-    return textwrap.fill(" ".join(names), 100, subsequent_indent="    ")
 
 
 def inner_sections() -> dict[tuple[str, type], list[str]]:
@@ -228,4 +174,3 @@ def _default(f: "dataclasses.Field[Any]") -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    PART_FIELDS.write_text(part_fields(), encoding="utf-8")

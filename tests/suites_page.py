@@ -20,14 +20,13 @@ runs, runs that are killed at named points of the code (`tests/faults/test_kill.
 state is compared (`tests/faults/test_state.py`). It also does some of these runs without the encoding: every
 golden run, the kill at one of the points, and one comparison of states. If a run is not killed, its digest
 must be bitwise the same with and without the encoding. `make test-slow` does all kills and all comparisons of
-states without the encoding. The tests of `tests/protocol` do each run twice, with and without the encoding,
-and compare the digests.
+states without the encoding, and the runs of `tests/protocol` twice, with and without the encoding.
 
 **Learning runs.** A learning run must raise its reward. If the sign of its loss is flipped, the reward must
-fall. `make test` has six such runs of a policy: two that sample, two with recorded data, and two with flipped
-signs. It also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
+fall. `make test` has three such runs of a policy: one that samples, one with recorded data, and one with a
+flipped sign. It also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
 
-**Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples in `make test`, and on 60
+**Laws of losses.** `tests/faults/test_losses.py` tests each law on 12 examples in `make test`, and on 60
 examples in `make faults`.
 
 The table lists the tests that only `make test-slow` runs, completely or in some of their cases. The seconds

@@ -24,17 +24,16 @@ from weights import turn_bit
 from oat.answering.learned import policy_weights
 from oat.assemble.run import build
 from oat.config.load import load_config
-from oat.engines.records import Pooling
+from oat.engines.decoding import Pooling
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optimiser import OptimiserSettings
 from oat.models import attention
-from oat.models.attention import Packed
+from oat.models.attention import Packed, Span
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
-from oat.models.packing import Span
 from oat.resolve.resolve import resolve
 from oat.rollout.features import FromSampling, SecondPass
 from oat.seeds import Seeds

@@ -18,9 +18,9 @@ from trainers import letters, lines, objects
 from transformers import AutoModelForCausalLM
 
 from oat import Trainer
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError, DataError, OatWarning
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 from oat.oracles.callables import CallableOracle
 from oat.plugins.loading import load_symbol
 

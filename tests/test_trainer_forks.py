@@ -10,7 +10,7 @@ from fixtures import World, oat
 from trainers import letters, lines, objects
 
 from oat import Trainer
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError
 from oat.plugins.loading import load_symbol
 from oat.trainer import Result

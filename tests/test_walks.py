@@ -5,28 +5,22 @@ nothing."""
 import ast
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
+from syntax import ROOT, texts, trees
 
-import oat
 from oat.config.settings import Config
 
-ROOT = Path(oat.__file__).parent
 MAKING = ("resolve", "assemble", "forecast", "opening", "answering")
 """The packages on the way from a configuration to a run, or to a learned model that answers."""
 PAGE = ROOT.parent.parent / "docs" / "architecture.md"
-OUTSIDE = {
-    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
-    for file in sorted(ROOT.rglob("*.py"))
-    if file.relative_to(ROOT).parts[0] not in ("config", *MAKING)
-}
-"""The files outside `config/` and the rooms that make a run."""
+OUTSIDE = ("config", *MAKING)
+"""The packages that the tests leave out: they read settings."""
 
 SECTIONS = {f.name for f in fields(Config)}
 DOORS = {
     "oat.config.settings": {"Config"},
-    "oat.config.load": {"load_config", "parse_config", "stored_config", "convert"},
+    "oat.config.load": {"load_config", "config_of", "stored_config", "convert"},
     "oat.resolve.resolve": {"resolve", "make_objective"},
     "oat.resolve.resolved": {"Resolved"},
     "oat.resolve.targets": {"resolve_file", "resolve_tree", "resolve_evaluated", "evaluated_as"},
@@ -38,16 +32,12 @@ DOORS = {
 text."""
 HOLDERS = {
     "__init__.py": "offers oat.load_run",
-    "cli/check.py": "passes a resolved configuration from resolve/targets.py to the command",
-    "cli/eval.py": "likewise",
-    "cli/train.py": "likewise",
     "commands/check.py": "passes it to the functions of forecast/ that write its lines",
-    "commands/compare.py": "passes the two of a comparison to assemble/run.py",
     "commands/eval.py": "passes it to assemble/run.py",
-    "cli/features.py": "likewise",
-    "commands/export_ensemble.py": "reads the activation of the ensemble of a run (answering/learned.py)",
+    "commands/export.py": "reads the activation of the ensemble of a run (answering/learned.py)",
     "commands/features.py": "passes it to assemble/run.py",
     "commands/show_tokens.py": "passes it to assemble/run_inputs.py",
+    "commands/train.py": "passes it to opening/open_run.py",
     "reports/accounts.py": "asks the run in a directory for its columns (rundir/reading.py)",
     "reports/plot.py": "asks it for its settings as plain data, which a plot compares whatever they are",
     "reports/samples.py": "asks it for the column of the prompts",
@@ -152,23 +142,24 @@ def test_the_reader_of_settings_sees_them() -> None:
 def test_who_holds_a_configuration_is_known() -> None:
     found = {
         name
-        for name, tree in OUTSIDE.items()
+        for name, tree in trees(*DOORS, outside=OUTSIDE)
         if any(symbol in DOORS.get(module, ()) for module, symbol in imported(tree))
     }
     assert found | {READER} == set(HOLDERS)
 
 
 def test_one_file_outside_reads_settings_of_a_configuration() -> None:
-    found = {name: read for name in HOLDERS if (read := settings_read(OUTSIDE[name]))}
+    found = {name: read for name in HOLDERS if (read := settings_read(ast.parse(texts()[name])))}
     assert found.keys() == {READER}, found
 
 
 def test_sections_go_to_their_owners() -> None:
-    imports = {name: set(imported(tree)) for name, tree in OUTSIDE.items()}
+    modules = ("oat.config.settings", "oat.config.alarm_settings")
+    imports = {name: set(imported(tree)) for name, tree in trees(*modules, outside=OUTSIDE)}
     found = {
         symbol: {name.split("/")[0] for name, others in imports.items() if (module, symbol) in others}
         for module, symbol in set().union(*imports.values())
-        if module in ("oat.config.settings", "oat.config.alarm_settings") and symbol[0].isupper()
+        if module in modules and symbol[0].isupper()
     }
     found.pop("Config")
     assert found == {section: {owner} for section, owner in OWNERS.items()}
@@ -178,7 +169,8 @@ def test_sections_go_to_their_owners() -> None:
 def test_a_setting_is_read_in_one_place(setting: str, place: str) -> None:
     name = setting.split(".")[1]
     aside = ASIDE.get(name, set())
-    assert {file for file, tree in OUTSIDE.items() if reads(tree, name)} - aside == {place}
+    found = {file for file, tree in trees(name, outside=OUTSIDE) if reads(tree, name)}
+    assert found - aside == {place}
 
 
 @pytest.mark.parametrize(("setting", "place"), [*WALKS.items(), ("the configuration", READER)])

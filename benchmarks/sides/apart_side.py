@@ -14,7 +14,7 @@ import torch
 from paced_run import paced_run
 from task import make_model, prompts, serve, text
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.loop import Run
 from oat.models.loading import save_lm
 from oat.quickstart.task import build_model, build_task, build_tokenizer

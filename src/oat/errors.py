@@ -226,8 +226,18 @@ class OatWarning(UserWarning):
     """A warning; the run goes on. The command line prints it as one line on stderr."""
 
 
+_warned = 0
+
+
+def warned() -> int:
+    """Return how many times this process has called `warn`."""
+    return _warned
+
+
 def warn(text: str) -> None:
     """Issue an `OatWarning` and attribute it to the line outside this package that called the package."""
+    global _warned
+    _warned += 1
     ours, frame = sys._getframe(1), sys._getframe(1).f_back
     while frame is not None:
         ours = frame if frame.f_code.co_filename.startswith(_PACKAGE) else ours
@@ -334,7 +344,7 @@ def _bounded(text: str) -> str:
     )
 
 
-def many(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 batch", "2 batches", "2 epochs"."""
     plural = f"{noun}es" if noun.endswith(("tch", "nch")) else f"{noun}s"
     return f"{count} {noun if count == 1 else plural}"

@@ -181,7 +181,7 @@ def bytes_free(directory: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-class Standing:
+class DirectoryGuard:
     """The files or folders at some paths, identified by their inodes when this object is made. A path is lost
     if its file or folder has been moved, removed or replaced since then. Paths at which nothing existed are
     ignored."""
@@ -332,7 +332,7 @@ def start() -> Path:
     return _start or Path.cwd()
 
 
-def seen(path: str | Path) -> Path:
+def absolute(path: str | Path) -> Path:
     """Return the absolute form of a path, without `..`. A path with `..` could be a second name of an
     existing folder; a caller that cleans up a new folder at this path would remove the existing one."""
     found = Path(path) if os.path.isabs(path) else start() / path
@@ -343,7 +343,7 @@ def located(name: str) -> str:
     """Return a path or hub id for other libraries, which resolve paths against the working directory. If the
     working directory is not the folder `start()`, and `start()` contains a file or folder of this name,
     return its absolute path. Otherwise return the name unchanged."""
-    there = seen(name)
+    there = absolute(name)
     return name if _is_here() or not there.exists() else str(there)
 
 

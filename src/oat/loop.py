@@ -31,9 +31,9 @@ from oat.protocols import (
     Checkpoints,
     Collector,
     Evaluation,
-    Holdings,
     Learner,
     Ledger,
+    LedgerRequirements,
     Plans,
     Stateful,
     Stop,
@@ -76,7 +76,7 @@ class Run:
     seeds: Seeds
     collector: Collector
     ledger: Ledger
-    holdings: Holdings
+    holdings: LedgerRequirements
     buffer: Buffer
     learner: Learner
     weights: Weights

@@ -24,7 +24,7 @@ from oat.types import (
     Trajectory,
     Work,
 )
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 class Stateful(Protocol):
@@ -204,7 +204,7 @@ class Ledger(Protocol):
     def close(self) -> None: ...
 
 
-class Holdings(Protocol):
+class LedgerRequirements(Protocol):
     """A part that states what the ledger must contain before a run can continue from a checkpoint."""
 
     def before(self, step: int, *, evaluated: bool) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from oat.config.load import Origins
 from oat.control.interruption import Interruption
 from oat.control.stages import tell, telling
 from oat.errors import ConfigError, ContractError, Interrupted, printable
-from oat.files import seen, seen_from, start
+from oat.files import absolute, seen_from, start
 from oat.loop import Report, Run, train
 from oat.opening.given import Given, check_arguments, merged, name_of, places, tree_of
 from oat.opening.open_run import opened_again
@@ -198,7 +198,7 @@ class Trainer:
                 or other records than this trainer has.
         """
         with seen_from(self._start):
-            if (seen(self.run_dir) / "config.yaml").exists():
+            if (absolute(self.run_dir) / "config.yaml").exists():
                 self._write_given()
             return self._changed(
                 run_dir, changes, source=str(self.run_dir) + ("" if step is None else f"@{step}")
@@ -228,7 +228,7 @@ class Trainer:
                     "pairs=..., or the section `evaluation`"
                 )
             here._write_given()
-            is_begun = (seen(self.run_dir) / "config.yaml").exists()
+            is_begun = (absolute(self.run_dir) / "config.yaml").exists()
             with here._naming(), self._telling():
                 return evaluate_once(
                     evaluated_as(begun, here._resolved()), self.run_dir if is_begun else None
@@ -301,7 +301,7 @@ class Trainer:
             ConfigError, CheckpointError: as for `oat.commands.export.export_run`.
         """
         with seen_from(self._start), self._naming():
-            return export_run(seen(self.run_dir), seen(out), step).step
+            return export_run(absolute(self.run_dir), absolute(out), step).step
 
 
 def _failed(name: str, what: str) -> ContractError:

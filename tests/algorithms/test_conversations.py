@@ -13,7 +13,7 @@ from fixtures import World, oat, write_jsonl
 
 from oat.data.fit import Fit
 from oat.data.formats import Layout
-from oat.data.prompt_set import PromptSet, Source
+from oat.data.prompts import PromptSet, Source
 from oat.learner.models import LanguageModel
 from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM

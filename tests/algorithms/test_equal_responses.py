@@ -16,7 +16,7 @@ from pyarrow import parquet
 import oat
 from oat.environments.base import Turn
 from oat.errors import ConfigError, ContractError, OatWarning
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 from oat.ledger.reader import Reader
 from oat.reports.accounts import _write_parquet, export_answers
 from oat.testing import FakeOracle, check_oracle
@@ -203,6 +203,7 @@ class SometimesTwice(FirstTurnCounts):
         return turn if response.isdigit() else Turn(turn.state, None, turn.reward)
 
 
+@pytest.mark.sample("scored", seconds=0.3)
 @pytest.mark.parametrize("layout", ["preference", "scored"])
 def test_episodes_of_several_turns_are_left_out_of_exports_and_counted(
     trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path, layout: str

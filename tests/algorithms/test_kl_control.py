@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.learner.learner import Learner
 
 ADAPTS = {

@@ -12,7 +12,7 @@ from fixtures import make_group, make_questions
 from tiny_models import NUM_TOKENS, build_config, save_model
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
-from oat.engines.records import Pooling
+from oat.engines.decoding import Pooling
 from oat.errors import ConfigError
 from oat.explore.settings import FeaturesConfig
 from oat.learner.learner import Learner
@@ -90,6 +90,7 @@ class Case:
         return torch.from_numpy(np.stack(pairs))
 
 
+@pytest.mark.sample("two lives-*", seconds=0.4)
 @pytest.mark.parametrize("pooling", POOLINGS, ids=str)
 @pytest.mark.parametrize("is_restored", [False, True], ids=["one life", "two lives"])
 def test_features_are_computed_again_when_it_is_due(path: str, pooling: Pooling, is_restored: bool) -> None:

@@ -85,7 +85,7 @@ def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
     ], found
 
 
-@pytest.mark.sample("a chat", "an adapter beside four bits", seconds=1.7)
+@pytest.mark.sample("an adapter beside four bits", seconds=2.2)
 @pytest.mark.parametrize("case", ["plain", "a chat", "an adapter", "an adapter beside four bits"])
 @pytest.mark.inventory(112)
 def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:

@@ -98,7 +98,7 @@ def test_what_a_run_lacks_is_what_its_version_did(
 ) -> None:
     """A setting that a run's file lacks has the earlier value. One that it leaves open stays so."""
     earlier = {("render", "date"): "2020-02-02", ("learner", "betas"): [0.5, 0.6]}
-    monkeypatch.setattr(stored, "EARLIER", earlier)
+    monkeypatch.setattr(stored, "earlier", lambda: earlier)
     tree = world.tree("grpo", tmp_path / "run")
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(tree))
@@ -116,13 +116,13 @@ def test_what_a_run_lacks_is_what_its_version_did(
 def test_a_run_from_before_a_setting_goes_on(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], oracle: str
 ) -> None:
-    """The run's file lacks the settings of `EARLIER`, as an earlier version wrote it. Continued twice, it has
+    """The run's file lacks settings, as an earlier version wrote it (`Said.earlier`). Continued twice, it has
     the values that are read, and keeps them. If this version began the run, a user removed them."""
     changes = {"oracle.name": world.oracle if oracle == "own" else oracle, "evaluation": None, "render": None}
     config, file = world.config("grpo", tmp_path, changes), tmp_path / "grpo" / "config.yaml"
     assert oat("train", config, "--stop.max_steps", 1) == 0
     tree = yaml.safe_load(file.read_text())
-    for section, field in stored.EARLIER:
+    for section, field in stored.earlier():
         del tree[section][field]
     file.write_text(yaml.safe_dump(tree))
     assert oat("train", config, "--stop.max_steps", 2) == 2
@@ -132,8 +132,8 @@ def test_a_run_from_before_a_setting_goes_on(
     for max_steps in (2, 3):
         assert oat("train", config, "--stop.max_steps", max_steps, "--compute.serialise", "true") == 0
         tree = yaml.safe_load(file.read_text())
-        read = {name: tree[name[0]][name[1]] for name in stored.EARLIER}
-        assert read == {**stored.EARLIER, ("oracle", "whole_groups"): False if oracle == "own" else None}
+        read = {name: tree[name[0]][name[1]] for name in stored.earlier()}
+        assert read == {**stored.earlier(), ("oracle", "whole_groups"): False if oracle == "own" else None}
 
 
 def written(folder: Path, name: str, content: object) -> None:

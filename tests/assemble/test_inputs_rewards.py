@@ -65,7 +65,7 @@ def test_a_changed_reward_goes_on_only_when_that_is_accepted(copy: Path) -> None
 def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> None:
     """An accepted change is recorded with the first question after it. After a kill no command has to accept
     it again, and the rows equal those of the run without a kill."""
-    from oat.commands.export import digest_run
+    from oat.commands.digest import digest_run
 
     unbroken = Path(shutil.copytree(begun, copy.parent / "unbroken"))
     for folder in (copy, unbroken):
@@ -77,7 +77,7 @@ def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> No
         *flags,
         "--accept-changed",
         "reward",
-        before=lambda: kill_at(*named("oat.ledger.outstanding:Outstanding._record"), 1, after=True),
+        before=lambda: kill_at(*named("answers are recorded"), 1, after=True),
     )
     assert code == -signal.SIGKILL, said
     assert run(copy, *flags)[0] == 0

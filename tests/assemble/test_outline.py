@@ -13,18 +13,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import World, forked, oat
+from fixtures import World, checked, forked, oat
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from oat.assemble.outline import outline_of
 from oat.assemble.run_inputs import gather_inputs
 from oat.cli.entry import COMMANDS, main
 from oat.commands.show_tokens import _quoted
 from oat.config.load import dump, load_config
-from oat.forecast.estimate import SURE, Lengths, estimate
-from oat.forecast.memory import _at_most
-from oat.hardware.free_memory import free_memory
+from oat.forecast.estimate import SURE, estimate, lengths_of
+from oat.hardware.memory import free_memory
 from oat.opening.open_run import outlined
 from oat.resolve.resolve import resolve
 
@@ -45,94 +43,55 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def lines_of(printed: str) -> dict[str, str]:
-    """Return the output's lines by name. A line without a name belongs to the line before it."""
-    found: dict[str, str] = {}
-    last = ""
-    for line in printed.splitlines()[1:]:
-        text, last = line[15:], line[2:15].strip() or last
-        found[last] = f"{found[last]}; {text}" if last in found else text
-    return found
-
-
 @pytest.mark.sample("grpo, a mixture*", seconds=7.5)
 @pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
 def test_the_arithmetic_is_that_of_the_run(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]
 ) -> None:
     config = world.config(algorithm, tmp_path, {**changes, "oracle.repeats": 0})
-    assert oat("check", config) == 0
-    said = lines_of(capsys.readouterr().out)
+    said, _ = checked(capsys, config)
     assert not (tmp_path / algorithm).exists()
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
     run = tmp_path / algorithm
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = rows[-1]["step"]
 
-    assert said["the run"].startswith(f"{steps} steps: {4 * steps} prompts (of 30), ")
-    assert (
-        f"at most {rows[-1]['oracle/queries']:.0f} queries, {rows[-1]['optim/steps']:.0f} optimiser steps"
-        in said["the run"]
-    )
-    assert f"at most {rows[1]['oracle/queries']:.0f} queries" in said["a step"]
+    assert (said["steps left"], said["prompts left"], said["prompts"]) == (steps, 4 * steps, 30)
+    assert said["queries left, most"] == rows[-1]["oracle/queries"]
+    assert said["optimiser steps left"] == rows[-1]["optim/steps"]
+    assert said["queries a step, most"] == rows[1]["oracle/queries"]
     evaluations = sum("time/evaluate_s" in row for row in rows)
     if "sources" in changes.get("oracle", {}):
-        assert "at most 24 queries each, 72 in all" in said["evaluation"]
-    assert (
-        (f": {evaluations} times; each 4 prompts" in said["evaluation"])
-        if evaluations
-        else ("evaluation" not in said)
-    )
+        assert said["queries an evaluation, most"] == 24
+        assert said["queries in all evaluations, most"] == 72
+    assert said.get("evaluations left", 0) == evaluations
+    assert said.get("held-out prompts", 0) == (4 if evaluations else 0)
     kept = sorted((run / "checkpoints").glob("step_*/tensors.safetensors"))
-    stated = re.search(r"(\d+) stay, of (\S+) (\S+) each", said["checkpoints"])
-    assert stated is not None
-    assert len(kept) == min(int(stated[1]), steps)
+    assert len(kept) == min(said["checkpoints that stay"], steps)
     size = sum(tensor.nbytes for tensor in load_file(kept[-1]).values())
-    assert size == pytest.approx(float(stated[2]) * {"kB": 1e3, "MB": 1e6}[stated[3]], rel=0.05)
+    assert size == pytest.approx(1e6 * said["size of a checkpoint"], rel=0.05)
 
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    assert oat("check", config) == 0
-    assert f"is over after step {steps}" in capsys.readouterr().out
+    said, notes = checked(capsys, config)
+    assert (said["steps done"], said["steps left"]) == (steps, 0)
+    assert f"the run is over after step {steps}" in notes
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 def test_a_run_without_a_known_end(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = world.config("dpo", tmp_path, {"stop": {"max_queries": 100, "max_hours": 2}})
-    assert oat("check", config) == 0
-    assert (
-        lines_of(capsys.readouterr().out)["the run"]
-        == "steps until stop.max_queries 100 or stop.max_hours 2, after 13 steps at least"
-    )
+    said, _ = checked(capsys, config)
+    assert (said["queries of the run, limit"], said["hours of the run, limit"]) == (100, 2)
+    assert said["steps left, least"] == 13
+    assert "steps left" not in said
 
 
-@pytest.mark.sample("3-*", seconds=1.3)
-@pytest.mark.parametrize(("epochs", "times"), [(1, "each once"), (3, "each 3 times")])
-def test_how_often_prompts_come(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int, times: str
-) -> None:
-    """`oat check` says how often each prompt is taken. If there are more prompts than the run takes, it gives
-    their number instead."""
-    changes = {"prompts.epochs": epochs, "stop": {}, "algorithm.prompts": 1, "oracle.repeats": 0}
-    assert oat("check", world.config("grpo", tmp_path, changes)) == 0
-    assert f"{30 * epochs} prompts ({times}), " in capsys.readouterr().out
-    said = {
-        32: "each once, 2 of them once more",
-        10_000: "each 333 times, 10 of them once more",
-        40_000: "each 1,333 times, 10 of them once more",
-    }
-    for steps, some in said.items():
-        assert (
-            oat(
-                "check",
-                world.config(
-                    "grpo", tmp_path, {"stop.max_steps": steps, "algorithm.prompts": 1, "oracle.repeats": 0}
-                ),
-            )
-            == 0
-        )
-        assert f"{steps} prompts ({some}), " in capsys.readouterr().out
-    assert oat("check", world.config("grpo", tmp_path, {"stop.max_steps": 1, "algorithm.prompts": 1})) == 0
-    assert lines_of(capsys.readouterr().out)["the run"].startswith("1 step: 1 prompt (of 30), 3 responses, ")
+def test_how_often_prompts_come(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stop, prompts in (({"prompts.epochs": 3, "stop": {}}, 90), ({"stop.max_steps": 10_000}, 10_000)):
+        config = world.config("grpo", tmp_path, {**stop, "algorithm.prompts": 1, "oracle.repeats": 0})
+        said, _ = checked(capsys, config)
+        assert (said["prompts left"], said["responses left"]) == (prompts, 3 * prompts)
+        assert said["times each prompt is taken"] == pytest.approx(prompts / 30)
 
 
 @pytest.mark.slow(instead="test_the_arithmetic_is_that_of_the_run", seconds=1.9)
@@ -148,17 +107,14 @@ def test_a_run_that_is_turned_back_is_counted_from_there(
     assert oat("train", config) == 0
     spent = int(json.loads((run / "metrics.jsonl").read_text().splitlines()[2])["oracle/queries"])
     (run / "checkpoints" / "latest").write_text("step_00000002\n")
-    capsys.readouterr()
-    assert oat("check", config) == 0
-    said = lines_of(capsys.readouterr().out)
-    assert said["the run"].startswith("2 steps after step 2: ")
-    assert f" beside {spent} that are spent, " in said["the run"]
-    assert said["run"] == f"goes on after step 2, in {run}"
-    for steps, some in ((10, "each about once"), (25, "each about 3 times")):
-        assert oat("check", config, "--stop.max_steps", steps) == 0
-        assert f" {4 * (steps - 2)} prompts ({some}), " in capsys.readouterr().out
-    assert oat("check", config, "--from", run, "--run_dir", tmp_path / "fork") == 0
-    assert f"begins as a fork of {run} after step 2, in " in capsys.readouterr().out
+    said, notes = checked(capsys, config)
+    assert (said["steps done"], said["steps left"], said["queries spent"]) == (2, 2, spent)
+    assert said["run directory"] == str(run)
+    assert "the run goes on after step 2" in notes
+    said, _ = checked(capsys, config, "--stop.max_steps", 10)
+    assert said["prompts left"] == 32
+    _, notes = checked(capsys, config, "--from", run, "--run_dir", tmp_path / "fork")
+    assert f"the run begins as a fork of {run} after step 2" in notes
     with pytest.warns(UserWarning, match="latest: names step_00000002, and step_00000004 is there too"):
         assert oat("train", config) == 0
     assert "; the run goes on from its checkpoint after 2 steps\n" in capsys.readouterr().out
@@ -198,6 +154,8 @@ def test_a_command_makes_one_module_without_weights_for_each_path(
         start(self, *given, **options)
 
     monkeypatch.setattr(PreTrainedModel, "__init__", counted)
+    monkeypatch.setattr("oat.models.outlines._kept", {})
+    monkeypatch.setattr("oat.models.outlines._MOST", 0)
     for words in (["check", config], ["check", config, "--memory"]):
         made.clear()
         assert oat(*words) == 0
@@ -319,10 +277,10 @@ def test_where_a_judge_is_asked(
     oracle = {"name": "judge", "model": "my-judge"} | (
         {} if by_variable else {"url": [url, "http://127.0.0.1:2/v1"]}
     )
-    assert oat("check", world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None})) == 0
-    assert lines_of(capsys.readouterr().out)["oracle"] == f"judge, my-judge at {url}" + (
-        "" if by_variable else ", http://127.0.0.1:2/v1"
-    )
+    assert oat("check", world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None}), "--json") == 0
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["name"] == "oracle"]
+    other = "" if by_variable else ", http://127.0.0.1:2/v1"
+    assert (row["number"], row["unit"]) == ("judge", f"my-judge at {url}{other}")
 
 
 def test_tokens_of_recorded_responses(
@@ -355,12 +313,9 @@ def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.C
     """`oat check` prints the lengths of recorded data, prompt and response together. It names the columns
     that the reward gets, once per file."""
     path = world.folder / "train.jsonl"
-    assert oat("check", world.config("grpo", tmp_path, {"evaluation.path": str(path)})) == 0
-    printed = capsys.readouterr().out
-    assert "at most 4 tokens long; 30 held out" in printed
-    assert (
-        printed.count(f"{path}: read as prompt-only (prompt); further columns, for the reward: answer\n") == 1
-    )
+    said, notes = checked(capsys, world.config("grpo", tmp_path, {"evaluation.path": str(path)}))
+    assert (said["longest prompt"], said["held-out prompts"]) == (4, 30)
+    assert notes.count(f"{path}: read as prompt-only (prompt); further columns, for the reward: answer") == 1
     data = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": "1+1=", "chosen": "2" * size, "rejected": "3"} for size in (1, 5, 9)]
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -371,14 +326,11 @@ def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.C
     }
     tree = world.tree("dpo", tmp_path / "dpo", {**changes, "algorithm": {"name": "dpo", "prompts": 2}})
     (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
-    assert oat("check", tmp_path / "dpo.yaml") == 0
-    printed = capsys.readouterr().out
-    assert "2, at most 10 tokens long with the longest response" in printed
-    assert f"{data}: read as preference (prompt, chosen, rejected)\n" in printed
-    assert (
-        f"{data}: 1 of 3 prompts with their longest response are longer than 12 tokens and left out"
-        in printed
-    )
+    said, notes = checked(capsys, tmp_path / "dpo.yaml")
+    assert (said["prompts"], said["longest prompt with its response"]) == (2, 10)
+    assert f"{data}: read as preference (prompt, chosen, rejected)" in notes
+    left_out = f"{data}: 1 of 3 prompts with their longest response are longer than 12 tokens and left out"
+    assert any(note.startswith(left_out) for note in notes)
 
 
 def test_a_space_is_seen() -> None:
@@ -412,26 +364,12 @@ def test_help_needs_no_torch() -> None:
     for words in ([], *([name] for name in names)):
         code += f"with contextlib.suppress(SystemExit):\n    main({[*words, '--help']!r})\n"
     code += (
-        "print({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', 'numpy', "
+        "print({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', "
         "'datasets', 'pyarrow', 'matplotlib'})"
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown.endswith("\nset()\n")
     assert shown.count("usage: oat") == len(names) + 1
-
-
-@pytest.mark.sample("grpo", seconds=6.2)
-@pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
-def test_what_is_not_estimated_is_small(
-    world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]
-) -> None:
-    resolved = resolve(*load_config(world.config(algorithm, tmp_path, {**changes, "engine.max_rows": 256})))
-    assert resolved.objective.name == algorithm
-    policy = outline_of(resolved.outlines.on_meta(resolved.config.model), "cpu")
-    for lengths in (Lengths(4), Lengths(50, 400, 60)):
-        found = estimate(resolved, lengths)
-        assert found.peak < _at_most(resolved, lengths, policy)
-        assert found.phases[found.part] == found.peak
 
 
 @pytest.mark.slow(
@@ -444,15 +382,15 @@ def test_a_run_that_does_not_fit_goes_on_when_it_is_told(
     """A run that does not fit is refused, and goes on if `compute.memory_gb` is high enough. This also holds
     for a run that was begun on a machine with more memory."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
-    lengths = Lengths(4)
-    peak = estimate(resolve(*load_config(config)), lengths).peak / 1e9
+    resolved = resolve(*load_config(config))
+    peak = estimate(resolved, lengths_of(gather_inputs(resolved, known=None))).peak / 1e9
     small = ["--compute.memory_gb", f"{0.9 * SURE * peak:.3g}"]
     for gigabytes, words in (
-        (100, "small for the machine (compute.memory_gb is 100)"),
+        (100, "and compute.memory_gb is 100"),
         (1.1 * peak, f"about {peak:.3g} GB for tensors"),
     ):
-        assert oat("check", config, "--compute.memory_gb", gigabytes) == 0
-        assert words in lines_of(capsys.readouterr().out)["memory"]
+        _, notes = checked(capsys, config, "--compute.memory_gb", gigabytes)
+        assert any(note.startswith("memory: ") and words in note for note in notes)
     assert oat("train", config, *small) == 2
     error = capsys.readouterr().err
     told = re.search(r"set compute.memory_gb to (\S+) or more$", error.strip())

@@ -253,7 +253,7 @@ LINEAR = {
 }
 
 
-@pytest.mark.sample("with warm-up", "over two passes a step", seconds=0.9)
+@pytest.mark.sample("over two passes a step", seconds=1.2)
 @pytest.mark.inventory(109)
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_learning_rate_of_a_run_falls_to_a_tenth(name: str, world: World, tmp_path: Path) -> None:

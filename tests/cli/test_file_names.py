@@ -13,7 +13,7 @@ from fixtures import World, oat
 C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SCRIPT = """
 import sys
-from oat.cli.file_names import read_in_utf8
+from oat.cli.restart import read_in_utf8
 
 read_in_utf8(None)
 open(sys.argv[1], "w").close()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import Finished, World, damage_metrics, forked, made, oat
+from fixtures import Finished, World, damage_metrics, logged, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.answering.learned import about_run
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import OatWarning
 from oat.reports.model_card import model_card
@@ -156,7 +156,7 @@ def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_p
     exported run."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     config = world.config("dpo", tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1})
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     first = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[0])
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert [first[name] for name in ("eval/sampled", "eval/greedy")] == [

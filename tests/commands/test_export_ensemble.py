@@ -14,13 +14,12 @@ import torch
 from fixtures import Finished, World, forked, kill_at, make_model, oat, recorded, write_jsonl
 from safetensors.torch import load_file, save_file
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.commands.export_mark import MARK
 from oat.errors import ModelError
 from oat.learner.learner import Learner
 from oat.ledger.store import Store
-from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import load_ensemble
+from oat.models.ensemble import Ensemble, load_ensemble
 from oat.rundir.checkpoints import Checkpoints
 from oat.types import ENSEMBLE, Question
 
@@ -349,6 +348,7 @@ def test_a_run_from_a_missing_ensemble_ends_with_one_message(
 # what may not change between two lives of a run
 
 
+@pytest.mark.sample("simpo", seconds=0.6)
 @pytest.mark.parametrize("algorithm", ["dpo", "simpo"])
 def test_a_reference_that_has_changed_is_refused(
     world: World, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]

@@ -152,6 +152,7 @@ def expected(
 # the choice
 
 
+@pytest.mark.sample("reference", seconds=1.5)
 @pytest.mark.inventory(74)
 @pytest.mark.parametrize("run", ["policy", "reference"])
 def test_the_best_of_each_few_is_chosen(
@@ -186,6 +187,7 @@ def test_the_ensemble_is_that_of_the_checkpoint(
     assert found != generated("reference", *flags, "--ensemble", "reference-ensemble")
 
 
+@pytest.mark.sample("own", seconds=0.6)
 @pytest.mark.parametrize("run", FEATURES)
 def test_a_given_ensemble_takes_the_place_of_the_runs_own(
     folder: Path, tmp_path: Path, generated: Callable[..., list[list[str]]], run: str

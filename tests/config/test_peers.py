@@ -25,12 +25,12 @@ from fixtures import oat
 import oat as package
 from oat.config import flags
 from oat.config.load import load_tree
-from oat.config.peers.table import PAIRS, UNNAMED, Row, family_of, find, is_listed, names, rows, values
+from oat.config.parts import with_settings
+from oat.config.peers.table import UNNAMED, Row, family_of, find, is_listed, names, rows, values
 from oat.config.peers.translated import settings_of, translated
 from oat.config.settings import Config
 from oat.errors import ConfigError
 from oat.plugins.registry import ALGORITHMS, ENGINES
-from oat.resolve.parts import with_options
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ROOT / "src" / "oat" / "config" / "peers" / "trl_fields.json"
@@ -118,7 +118,7 @@ def message(given: list[str], algorithm: str) -> str:
     tree = {**{name: {**section} for name, section in TREE.items()}, "algorithm": {"name": algorithm}}
     try:
         config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", given)
-        with_options(config, "algorithm", ALGORITHMS[algorithm], origins)
+        with_settings(config, origins)
     except ConfigError as error:
         return str(error)
     raise AssertionError(f"nothing refuses {given}")
@@ -207,10 +207,10 @@ def ours_by_default(setting: str, algorithm: str) -> Any:
 
 
 def test_the_families_of_algorithms_are_all_there() -> None:
-    """The algorithms for which the names of GRPO are the right ones are those with a KL in their loss."""
-    assert set(ALGORITHMS) > PAIRS
-    for name, part in ALGORITHMS.items():
-        assert (family_of(name) == "group") == ("kl_coef" in part.Config.__dataclass_fields__), name
+    families = {name: family_of(name) for name in ALGORITHMS}
+    assert {families[name] for name in ("dpo", "kto", "bnf", "frozen", "xpo")} == {"pairs"}
+    assert {families[name] for name in ("grpo", "rloo", "ppo", "reinforce_pp")} == {"group"}
+    assert (families["sft"], families["reward_model"]) == ("sft", "reward")
 
 
 ARGUMENTS = ("args.", "training_args.", "trainer.args.")

@@ -10,21 +10,20 @@ import pytest
 
 import oat as package
 from oat.config.load import load_tree
-from oat.config.part_fields import READERS
+from oat.config.part_names import fields_of_parts, readers_of
 from oat.config.peers.objects import plain
 from oat.errors import ConfigError, OatError
-from oat.plugins.registry import ALGORITHMS
 
 TREE = {"model": {"path": "m"}, "prompts": {"path": "p"}, "oracle": {"name": "exact_match"}}
 TYPOS = ("betaa", "bata", "kl_coeff", "sampels", "promts", "clip", "gama", "tempreture", "steps", "rank")
-NAMES = sorted({name.rpartition(".")[2] for name in READERS} | {*TYPOS})
+NAMES = sorted({name.rpartition(".")[2] for name in fields_of_parts("algorithm")} | {*TYPOS})
 PLACES = ("learner", "args", "sampling", "")
 _PROPOSED = re.compile(r"did you mean ((?:`[a-z_.]+`(?: or )?)+)")
 
 
 def said(algorithm: str, path: str, value: Any = 1) -> str:
     """Return the message about a field that no configuration has; "": there is such a field."""
-    from oat.resolve.parts import with_options
+    from oat.config.parts import with_settings
 
     section, _, last = path.rpartition(".")
     tree: dict[str, Any] = {**TREE, "algorithm": {"name": algorithm}}
@@ -32,7 +31,7 @@ def said(algorithm: str, path: str, value: Any = 1) -> str:
     inner[last] = value
     try:
         config, origins = load_tree(tree, {(): "run.yaml"}, "run.yaml", [])
-        with_options(config, "algorithm", ALGORITHMS[algorithm], origins)
+        with_settings(config, origins)
     except ConfigError as error:
         return str(error) if "nothing reads" in str(error) else ""
     return ""
@@ -47,7 +46,7 @@ def proposed(message: str) -> list[str]:
 def strangers(algorithm: str, names: list[str], place: str) -> list[str]:
     """Return the messages that propose what the algorithm does not read."""
     messages = [said(algorithm, f"{place}.{name}".strip(".")) for name in names]
-    return [text for text in messages if any(algorithm not in READERS[name] for name in proposed(text))]
+    return [text for text in messages if any(algorithm not in readers_of(name) for name in proposed(text))]
 
 
 @pytest.mark.sample("-grpo", "learner-dpo", seconds=20)

@@ -101,7 +101,7 @@ COLLAPSES = {
 }
 
 
-@pytest.mark.sample("kl", "constant scores", "tied comparisons", seconds=5.3)
+@pytest.mark.sample("constant scores", "tied comparisons", seconds=6.3)
 @pytest.mark.parametrize("collapse", COLLAPSES.values(), ids=COLLAPSES.keys())
 def test_a_collapse_is_noticed(collapse: Collapse, world: World, tmp_path: Path) -> None:
     """A run collapses and raises the alarm for it. This alarm has its default settings, unless the model is

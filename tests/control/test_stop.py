@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from fixtures import World, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.control.stop import Stop
 from oat.types import Price, Spent
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def rows(run: Path) -> list[dict[str, float]]:

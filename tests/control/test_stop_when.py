@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.control.stop import Stop, conditions_of
 from oat.errors import ConfigError
 from oat.types import Spent
@@ -78,6 +78,7 @@ def test_a_metric_of_the_step_ends_the_run_with_an_evaluation(world: World, tmp_
     assert "eval/sampled" in last
 
 
+@pytest.mark.slow(instead="tests/faults/test_kill.py; test_a_run_ends_where_its_condition_holds", seconds=0.9)
 def test_killed_before_the_end_is_saved(world: World, tmp_path: Path) -> None:
     config = world.config("dpo", tmp_path, WHEN)
     assert oat("train", config) == 0

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tokenizers_of_all_kinds import save_kind
 from transformers import PreTrainedTokenizerFast
 
-from oat.data.borders import implicit_end
 from oat.data.fit import Fit
-from oat.data.formats import Layout
-from oat.data.prompt_set import PromptSet, Source
+from oat.data.formats import Layout, implicit_end
+from oat.data.prompts import PromptSet, Source
 from oat.text.renderer import Renderer
 
 

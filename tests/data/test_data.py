@@ -16,7 +16,7 @@ from sources import RECORDS, read, write
 from oat import wire
 from oat.config.load import convert
 from oat.config.settings import EvaluationConfig, OracleConfig, PromptsConfig, RenderConfig
-from oat.data.prompt_set import Source
+from oat.data.prompts import Source
 from oat.errors import ConfigError, DataError
 from oat.types import Message
 

@@ -12,7 +12,7 @@ from oat.blobs import pack, unpack
 from oat.data.fit import Fit
 from oat.data.formats import Layout, scores_of
 from oat.data.messages import conversation_of
-from oat.data.prompt_set import PromptSet, Source, read_prompts
+from oat.data.prompts import PromptSet, Source, read_prompts
 from oat.errors import DataError, OatWarning
 from oat.models.loading import load_tokenizer
 from oat.text.renderer import Renderer

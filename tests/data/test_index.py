@@ -14,11 +14,12 @@ import pyarrow.parquet
 import pytest
 from fixtures import make_model, oat, write_jsonl
 
-from oat.data import index, index_cache
+from oat.data import index
+from oat.data import index as index_cache
 from oat.data.fit import Fit
 from oat.data.formats import Layout
 from oat.data.index import Index
-from oat.data.prompt_set import PromptSet, Source
+from oat.data.prompts import PromptSet, Source
 from oat.errors import DataError, OatWarning
 from oat.models.loading import load_tokenizer
 from oat.text.renderer import Renderer

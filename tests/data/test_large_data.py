@@ -16,8 +16,7 @@ import pytest
 from fixtures import forked, make_model, write_jsonl
 
 from oat.data.formats import Layout
-from oat.data.prompt_set import PromptSet, Source, read_prompts
-from oat.data.prompts import Prompts
+from oat.data.prompts import Prompts, PromptSet, Source, read_prompts
 from oat.errors import DataError
 from oat.models.loading import load_tokenizer
 from oat.seeds import Seeds

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from oat.data.prompt_set import Source
-from oat.data.prompts import Prompts, interleave
+from oat.data.prompts import Prompts, Source, interleave
 from oat.errors import DataError
 from oat.seeds import Seeds, uniforms
 from oat.text.renderer import Renderer

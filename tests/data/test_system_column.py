@@ -6,8 +6,7 @@ import pytest
 from tiny_models import build_tokenizer
 
 from oat.data.formats import Layout
-from oat.data.prompt_set import PromptSet, Source
-from oat.data.prompts import Prompts
+from oat.data.prompts import Prompts, PromptSet, Source
 from oat.errors import DataError
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-from fixtures import World, oat, write_jsonl
+from fixtures import World, checked, oat, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.config.load import load_config
 from oat.data.fit import TooLong
-from oat.data.prompt_set import Source
-from oat.data.prompts import Prompts
+from oat.data.prompts import Prompts, Source
 from oat.errors import DataError
 from oat.models.loading import load_tokenizer
 from oat.rollout.recorded import RecordedActor
@@ -247,8 +246,8 @@ def test_a_run_cuts_and_counts(world: World, tmp_path: Path, capsys: pytest.Capt
         assert oat(command, config, *flag) == 0
         said = "".join(capsys.readouterr())
         assert [said.count(note) for note in notes] == [1, 1]
-    assert oat("check", config, *flag) == 0
-    assert "4, at most 64 tokens long with the longest response" in capsys.readouterr().out
+    said, _ = checked(capsys, config, *flag)
+    assert (said["prompts"], said["longest prompt with its response"]) == (4, 64)
     first, *others = rows(tmp_path / "dpo")
     assert (first["prompts/cut"], first["prompts/dropped"]) == (3, 0)
     assert first["eval/pairs/count"] == 3

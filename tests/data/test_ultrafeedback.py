@@ -9,7 +9,7 @@ import pytest
 from fixtures import World, oat, write_jsonl
 
 from oat.data.formats import Layout
-from oat.data.prompt_set import PromptSet, Source
+from oat.data.prompts import PromptSet, Source
 from oat.errors import DataError
 from oat.types import Message
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from fixtures import World, made, oat
+from syntax import trees
 
-import oat as package
 from oat.assemble.engine import engine_notes
 from oat.assemble.run import build
 from oat.config.load import load_config
@@ -20,7 +20,6 @@ from oat.engines.torch_config import TorchEngineConfig
 from oat.resolve.resolve import resolve
 from oat.runtime.probe import Probing
 
-ROOT = Path(package.__file__).parent
 APL = {"explorer": {"name": "apl"}}
 ENSEMBLE = {
     "explorer": {
@@ -158,25 +157,28 @@ def said(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-OUTSIDE = {
-    file.relative_to(ROOT).as_posix(): set(said(ast.parse(file.read_text(encoding="utf-8"))))
-    for file in sorted(ROOT.rglob("*.py"))
-    if file.relative_to(ROOT).parts[0] != "engines"
-}
+def names_outside(*words: str) -> dict[str, set[str]]:
+    """Return the names in each file outside the engines in which one of the words stands."""
+    return {file: set(said(tree)) for file, tree in trees(*words, outside=("engines",))}
 
 
 def test_every_capability_has_a_reader() -> None:
-    read = set().union(
-        *(names for file, names in OUTSIDE.items() if file.startswith(("assemble/", "resolve/")))
-    )
-    assert {field.name for field in fields(Capabilities)} <= read
+    capabilities = {field.name for field in fields(Capabilities)}
+    found = names_outside(*capabilities).items()
+    read = set().union(*(names for file, names in found if file.startswith(("resolve/", "assemble/"))))
+    assert capabilities <= read
 
 
 def test_no_file_outside_an_engine_reads_its_settings() -> None:
     """Precision and threads are traits, which a run may ask of every engine."""
     own = {field.name for field in fields(TorchEngineConfig)} - {"dtype", "threads"}
     named = re.compile(rf"engine\.({'|'.join(own)})")
-    found = {file for file, names in OUTSIDE.items() for name in names if name in own or named.search(name)}
-    assert found <= {"quickstart/__init__.py", "config/part_fields.py"}, (
-        "the quickstart writes a configuration, and messages list the names"
+    found = {
+        file
+        for file, names in names_outside(*own).items()
+        for name in names
+        if name in own or named.search(name)
+    }
+    assert found <= {"quickstart/__init__.py", "forecast/memory.py"}, (
+        "the quickstart writes a configuration, and rows of `oat check` name settings"
     )

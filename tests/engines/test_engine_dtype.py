@@ -12,12 +12,12 @@ import pytest
 import torch
 from adapters import LORA
 from engines import KEYS, build_engine, run
-from fixtures import World, forked, kill_at, made, oat
+from fixtures import World, forked, kill_at, logged, made, oat
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from weights import Source, held, turn_bit
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ModelError, WeightsError
@@ -48,7 +48,7 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
     return run, getattr(inbox, "_box", inbox).holder
 
 
-@pytest.mark.sample("True-*", "False-llama", seconds=1.4)
+@pytest.mark.sample("True-qwen3", "False-llama", seconds=1.9)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_recorded_is_what_the_cast_model_says(
@@ -178,7 +178,7 @@ def learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
             "compute.serialise": serialise,
         }
         config = world.config("grpo", folder, {**HALF, **changes, "learner.learning_rate": 0.01})
-        assert forked(lambda config=config: oat("train", config), folder / "log") == 0
+        assert logged(folder / "log", "train", config) == 0
         found[name] = folder / "grpo"
     return found
 

@@ -10,7 +10,7 @@ from tiny_models import (
 from oat.engines.torch import TorchEngine
 from oat.errors import EngineError, WeightsError
 from oat.models.loading import load_lm
-from oat.runtime.checksums import checksums
+from oat.runtime.transfer import checksums
 from oat.types import Request, Sampling
 
 

@@ -10,8 +10,7 @@ from engines import KEYS, build_engine, log_normaliser, plain_logits, run
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.decoding import Decoding
-from oat.engines.paged_cache import PagedCache
-from oat.engines.pages import PAGE, Pages, Storage
+from oat.engines.paged_cache import PAGE, PagedCache, Pages, Storage
 from oat.errors import EngineError
 from oat.models.loading import load_lm
 from oat.types import Request, Sampling

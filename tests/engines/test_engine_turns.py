@@ -12,8 +12,7 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.cached_attention import Continuing
 from oat.engines.decoding import Decoding
-from oat.engines.paged_cache import PagedCache
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE, PagedCache
 from oat.errors import EngineError
 from oat.models.loading import load_lm
 from oat.types import Request, Sampling

@@ -5,8 +5,8 @@ import pytest
 from engines import KEYS, bits, build_engine, log_normaliser, plain_logits, run
 from tiny_models import NUM_TOKENS, build_config, save_model
 
-from oat.engines import equal_rows
-from oat.engines.equal_rows import EqualRows
+from oat.engines import decoding as equal_rows
+from oat.engines.decoding import EqualRows
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.types import Request, Sampling

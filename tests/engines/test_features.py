@@ -10,7 +10,7 @@ import torch
 from engines import KEYS, build_engine, groups_of, run
 from tiny_models import FAMILIES, NUM_TOKENS
 
-from oat.engines.records import Pooling
+from oat.engines.decoding import Pooling
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.rollout.features import FromSampling, SecondPass

@@ -7,7 +7,7 @@ import pytest
 from fixtures import World, made, oat
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.split import SplitEngine
 from oat.engines.torch import TorchEngine

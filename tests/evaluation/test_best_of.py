@@ -12,7 +12,7 @@ from fixtures import World, make_group, oat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.evaluation import evaluation
 from oat.evaluation.modes import best_of
 from oat.types import Group
@@ -101,6 +101,7 @@ def test_the_best_of_each_equal_part_is_chosen() -> None:
     ]
 
 
+@pytest.mark.sample("reference", seconds=0.4)
 @pytest.mark.parametrize("backbone", ["reference", "policy"])
 def test_a_run_reports_the_value_of_a_sampled_response(
     world: World, tmp_path: Path, seen: Seen, backbone: str
@@ -177,6 +178,10 @@ def test_without_a_temperature_all_responses_are_the_greedy_one(world: World, tm
     assert evaluated(run_dir, "eval/sampled") == {}
 
 
+@pytest.mark.slow(
+    instead="tests/evaluation/test_evaluate_box.py compares training with and without evaluations",
+    seconds=0.9,
+)
 def test_training_does_not_notice_it(world: World, tmp_path: Path) -> None:
     """Neither weights nor questions of training change, and over the wire the evaluation is the same."""
     rewards = {}

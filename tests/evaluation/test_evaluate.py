@@ -1,7 +1,6 @@
 """Evaluation: equal questions with equal random numbers, the values that count, the price, and no effect on
 training."""
 
-import importlib
 import json
 import signal
 from collections.abc import Callable
@@ -9,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, oat, write_jsonl
+from fixtures import World, forked, kill_at, named, oat, write_jsonl
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.metrics import repeatable
 
 REWARDS = '''
@@ -109,6 +108,10 @@ def test_two_evaluations_differ_by_the_weights_alone(world: World, tmp_path: Pat
     }
 
 
+@pytest.mark.slow(
+    instead="tests/evaluation/test_evaluate_box.py compares training with and without evaluations",
+    seconds=0.7,
+)
 def test_training_does_not_notice_an_evaluation(world: World, tmp_path: Path) -> None:
     digests, states = [], []
     for name, section in {"without": None, "with": world.tree("grpo", tmp_path)["evaluation"]}.items():
@@ -206,14 +209,14 @@ def test_a_win_rate_needs_references(
     assert "set prompts.reference_key" in capsys.readouterr().err
 
 
-@pytest.mark.sample("*_record-1-12", "*_write-2-0", seconds=1.7)
+@pytest.mark.sample("answers*-1-12", seconds=2.3)
 @pytest.mark.parametrize(
     ("place", "call", "twice"),
     [
-        ("ledger.outstanding:Outstanding.submit", 2, 0),  # asked, nothing answered yet
-        ("ledger.outstanding:Outstanding._record", 1, 12),  # in flight: answered, not yet on disk
-        ("evaluation.evaluation:Evaluation._write", 1, 0),  # everything on disk
-        ("evaluation.evaluation:Evaluation._write", 2, 0),  # also of a later one
+        ("oat.ledger.outstanding:Outstanding.submit", 2, 0),  # asked, nothing answered yet
+        ("answers are recorded", 1, 12),  # in flight: answered, not yet on disk
+        ("an evaluation is written", 1, 0),  # everything on disk
+        ("an evaluation is written", 2, 0),  # also of a later one
     ],
 )
 def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
@@ -226,9 +229,7 @@ def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
     )
 
     def arm() -> None:
-        module, _, names = place.partition(":")
-        owner, name = names.split(".")
-        kill_at(getattr(importlib.import_module(f"oat.{module}"), owner), name, call)
+        kill_at(*named(place), call)
 
     assert train(config, tmp_path / "log", arm) == -signal.SIGKILL
     assert train(config, tmp_path / "log") == 0

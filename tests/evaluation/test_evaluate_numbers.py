@@ -18,7 +18,7 @@ from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, make_model, named, oat, write_jsonl
 from transformers import AutoTokenizer
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError
 from oat.ledger.audit import contradictions
@@ -312,9 +312,9 @@ def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Pa
 @pytest.mark.parametrize(
     ("place", "call"),
     [
-        ("oat.ledger.outstanding:Outstanding._record", 11),
+        ("answers are recorded", 11),
         ("oat.ledger.outstanding:Outstanding.submit", 15),
-        ("oat.evaluation.evaluation:Evaluation._write", 2),
+        ("an evaluation is written", 2),
     ],
 )
 def test_killed_in_a_second_opinion(world: World, tmp_path: Path, judges: str, place: str, call: int) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import World, forked, kill_at, named, oat, write_jsonl
+from fixtures import World, checked, forked, kill_at, named, oat, write_jsonl
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 
 SINGLE = {"engine": {"name": "torch", "threads": 1}}
@@ -77,7 +77,7 @@ def test_training_is_the_same_without_it(world: World, online: Path, tmp_path: P
 )
 @pytest.mark.parametrize(
     ("place", "call"),
-    [("oat.evaluation.evaluation:Evaluation._write", 2), ("oat.ledger.store:Store.add_answers", 11)],
+    [("an evaluation is written", 2), ("oat.ledger.store:Store.add_answers", 11)],
 )
 def test_a_killed_run_makes_the_same_evaluations(online: Path, tmp_path: Path, place: str, call: int) -> None:
     def die() -> int:
@@ -103,8 +103,8 @@ def test_a_scoring_and_a_second_oracle(
         "stop.max_steps": 2,
     }
     config = world.config("grpo", tmp_path, changes)
-    assert oat("check", config) == 0
-    assert "12 responses, and the step's own 12" in capsys.readouterr().out
+    said, _ = checked(capsys, config)
+    assert (said["responses an evaluation"], said["responses of the step an evaluation"]) == (12, 12)
     assert oat("train", config) == 0
     row = rows_of(tmp_path / "grpo")[2]
     assert row["eval/online"] == row["eval/gold_online"] == pytest.approx(row["reward/mean"])
@@ -165,6 +165,7 @@ def test_an_iterative_run_evaluates_its_newest_weights(world: World, tmp_path: P
     assert greedy["policy"] == greedy["sampler"], "a sync makes them one"
 
 
+@pytest.mark.sample("dpo", seconds=0.3)
 @pytest.mark.inventory(116)
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_an_offline_run_learns_and_starts_no_actor(

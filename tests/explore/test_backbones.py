@@ -23,7 +23,7 @@ from transformers import (
 from oat.assemble import late_checks
 from oat.errors import ConfigError, OatWarning
 from oat.explore.settings import FeaturesConfig
-from oat.rollout.backbones import load_backbone
+from oat.rollout.features import load_backbone
 from oat.testing.samples import make_group
 from oat.types import Group, Message
 
@@ -333,6 +333,7 @@ def run_with(world: World, folder: Path, backbone: str, **features: Any) -> Path
     return world.config("dpo", folder, changes)
 
 
+@pytest.mark.sample("pairrm", seconds=0.5)
 @pytest.mark.parametrize("kind", ["bert", "pairrm"])
 def test_a_run_reads_what_its_backbone_has_positions_for(world: World, tmp_path: Path, kind: str) -> None:
     path = (save_encoder if kind == "bert" else save_pairrm)(tmp_path / "backbone", 8)
@@ -341,6 +342,7 @@ def test_a_run_reads_what_its_backbone_has_positions_for(world: World, tmp_path:
     assert oat("train", config) == 0
 
 
+@pytest.mark.sample("check", seconds=0.5)
 @pytest.mark.parametrize("command", ["check", "train", "features"])
 def test_more_tokens_than_positions_are_refused(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import Finished, World, forked, make_group, make_model, oat
+from fixtures import Finished, World, logged, make_group, make_model, oat
 from safetensors.torch import load_file, save_file
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ModelError, NonFiniteError
 from oat.ledger.store import Store
-from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import load_ensemble
+from oat.models.ensemble import Ensemble, load_ensemble
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.types import ENSEMBLE, Group
 
@@ -98,7 +97,7 @@ def trained(world: World, folder: Path, changes: Mapping[str, Any], *flags: obje
     """Train a run, and return its configuration."""
     folder.mkdir(exist_ok=True)
     config = world.config("dpo", folder, changes)
-    assert forked(lambda: oat("train", config, *flags), folder / "log") == 0, (folder / "log").read_text()
+    assert logged(folder / "log", "train", config, *flags) == 0, (folder / "log").read_text()
     return config
 
 
@@ -157,6 +156,7 @@ def test_other_settings_of_the_explorer_do_not_matter(
     assert more["eval/sampled"] != last["eval/sampled"]
 
 
+@pytest.mark.sample("False", seconds=0.6)
 @pytest.mark.parametrize("learn", [True, False])
 def test_a_run_without_an_ensemble_is_evaluated_with_an_exported_one_only(
     finished: Finished,
@@ -251,6 +251,7 @@ def test_an_ensemble_that_does_not_learn_must_be_that_of_the_run(
     assert f"{START}: {start} has no ensemble that can be read" in error
 
 
+@pytest.mark.sample("idle", seconds=1.6)
 @pytest.mark.parametrize("learn", [True, False], ids=["learning", "idle"])
 def test_a_run_whose_start_has_changed_is_refused(
     world: World, exported: Path, tmp_path: Path, refused: Callable[..., str], learn: bool
@@ -277,6 +278,7 @@ def test_a_run_whose_start_has_changed_is_refused(
     assert digest_run(run_dir) == digest_run(whole)
 
 
+@pytest.mark.sample("following*", seconds=0.8)
 @pytest.mark.parametrize("follows", [False, True], ids=["frozen reference", "following reference"])
 def test_an_ensemble_that_has_learned_needs_no_start_in_an_evaluation(
     world: World, exported: Path, tmp_path: Path, evaluated: Callable[..., dict[str, Any]], follows: bool

@@ -8,8 +8,7 @@ import pytest
 
 from oat.collector import Collector
 from oat.errors import ConfigError
-from oat.explore.base import Round, candidates_of
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration, Round, candidates_of
 from oat.seeds import Seeds
 from oat.types import UNASKED, Group, Key, Message, Plan, Prompt, Question, Segment, Trajectory
 

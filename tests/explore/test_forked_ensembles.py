@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, make_model, oat
+from fixtures import World, forked, kill_at, logged, make_model, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.learner.learner import Learner
-from oat.rundir.origin import first_seed
+from oat.rundir.provenance import first_seed
 from oat.seeds import Seeds
 
 ENSEMBLE: dict[str, Any] = {"members": 3, "hidden": 4, "batch": 4, "steps": 2}
@@ -68,13 +68,13 @@ def parent(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             }
             found[kind] = world.config("dpo", own, changes)
             log = own / "log"
-            assert forked(lambda: oat("train", found[kind]), log) == 0, log.read_text()
+            assert logged(log, "train", found[kind]) == 0, log.read_text()
         return found[kind]
 
     return make
 
 
-@pytest.mark.sample("policy", "adapter, reference", "random and idle", seconds=9)
+@pytest.mark.sample("adapter, reference", seconds=13.2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_with_another_seed_learns_and_goes_on_after_a_kill(
     parent: Callable[[str], Path], tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

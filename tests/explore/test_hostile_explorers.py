@@ -15,11 +15,10 @@ from fixtures import World, forked, oat
 from trainers import lines
 
 from oat import Trainer
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ContractError, OatWarning
-from oat.explore.base import Round
+from oat.explore.base import NoExploration, Round
 from oat.explore.find_rule import call_rule, find_rule
-from oat.explore.none import NoExploration
 from oat.resolve.explorers import GuardedExplorer
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
@@ -187,7 +186,7 @@ def test_needs_that_no_actor_has_are_refused(needs: Any) -> None:
 
 
 SOURCE = """
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 
 class Mine(NoExploration):
     def choose(self, *given):
@@ -196,6 +195,7 @@ class Mine(NoExploration):
 """
 
 
+@pytest.mark.sample("raise SystemExit(0)*", seconds=0.5)
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
@@ -268,6 +268,7 @@ def test_a_run_with_a_rule_that_returns_one_candidate_twice_ends(
     assert "Traceback" not in error
 
 
+@pytest.mark.sample("1", seconds=1.5)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_laboratory_refuses_the_rule_too(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jobs: int

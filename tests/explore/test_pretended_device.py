@@ -12,7 +12,9 @@ from pretended import pretended_gpu
 from oat.metrics import repeatable
 
 
-@pytest.mark.sample("refreshed", seconds=5.0)
+@pytest.mark.slow(
+    instead="tests/resolve/test_compute_profile.py::test_a_run_on_a_pretended_device", seconds=7.1
+)
 @pytest.mark.parametrize("case", EXPLORING)
 def test_an_exploring_run_on_a_pretended_device(world: World, tmp_path: Path, case: str) -> None:
     algorithm, changes = EXPLORING[case]

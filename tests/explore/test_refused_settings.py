@@ -143,6 +143,7 @@ def test_a_new_run_is_refused_before_it_asks(
     assert not (tmp_path / "dpo").exists()
 
 
+@pytest.mark.sample("changes0-*", "changes2-*", "changes4-*", seconds=0.6)
 @pytest.mark.parametrize(
     ("changes", "explorer"),
     [
@@ -163,6 +164,7 @@ def test_what_may_work_is_sound(
         assert oat("check", config_of(world, tmp_path, changes, **explorer)) == 0
 
 
+@pytest.mark.sample("30-*", seconds=0.5)
 @pytest.mark.parametrize(
     ("queries", "burn_in", "said"),
     [
@@ -182,6 +184,7 @@ def test_a_budget_that_the_burn_in_probably_spends_gives_a_warning(
     assert "explorer/model_frac" not in (tmp_path / "dpo" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.sample("forked", seconds=0.6)
 @pytest.mark.parametrize("source", [False, True], ids=["continued", "forked"])
 def test_a_run_that_began_before_the_check_goes_on(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: bool

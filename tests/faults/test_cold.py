@@ -20,7 +20,7 @@ import pytest
 from ends import ENDS, End
 from fixtures import World, cold, in_session, kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 Figure = Callable[[str], None]
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fault("R18")
 
 
 @pytest.mark.inventory(124)
-@pytest.mark.sample("killed-an actor that samples", "killed-a learner that learns", seconds=6)
+@pytest.mark.sample("killed-a learner that learns", seconds=7.3)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("how", ["killed", "hangs"])
 def test_a_failure_ends_the_run(

@@ -18,7 +18,7 @@ from fixtures import Finished, World, forked, oat
 from known_checkpoints import NEW, OLD, content, loaded_step, save, two_good_ones
 from safetensors import SafetensorError
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import CheckpointError
 from oat.ledger.store import Store
 from oat.rundir.checkpoint_files import verify

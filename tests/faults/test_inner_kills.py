@@ -23,7 +23,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from kills import books, cold, killed_in_time
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 
@@ -146,7 +146,7 @@ UPDATED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SERIES = REFILLED | UPDATED
-SAMPLES = {"waves": 0, "ppo": 3}
+SAMPLES = {"ppo": 3}
 """The kills that `make test` makes, by series."""
 
 Watch = Callable[[Callable[[bool], None]], None]
@@ -194,21 +194,21 @@ def inside_updates(tell: Callable[[bool], None]) -> None:
 
 
 ROUNDS = {
-    "before a further round is sampled": ("oat.collector:Collector._ask", False),
+    "before a further round is sampled": ("a round is asked", False),
     "a further round sampled, not on disk": ("oat.ledger.ledger:Ledger.ask", False),
     "inside the transaction of a further round": ("oat.ledger.store:Store.add_round", True),
     "a further round on disk, nothing sent": ("oat.ledger.outstanding:Outstanding.submit", False),
     "inside the transaction of its answers": ("oat.ledger.store:Store.add_answers", True),
-    "its answers on disk, not counted": ("oat.ledger.outstanding:Outstanding._record", True),
+    "its answers on disk, not counted": ("answers are recorded", True),
     "its answers counted": ("oat.ledger.ledger:Ledger.answered", True),
     "all rounds asked, nothing taken": ("oat.ledger.store:Store.add_take", False),
 }
 MINIBATCHES = {
-    "before a mini-batch": ("oat.learner.learner:Learner._step", False),
+    "before a mini-batch": ("an optimiser step", False),
     "inside an optimiser step": ("torch.optim.adamw:AdamW.step", True),
-    "a gradient made, no step": ("oat.learner.learner:Learner._clip", True),
-    "after a mini-batch": ("oat.learner.learner:Learner._step", True),
-    "the end of an update decided": ("oat.learner.learner:Learner._end_passes", True),
+    "a gradient made, no step": ("a gradient is clipped", True),
+    "after a mini-batch": ("an optimiser step", True),
+    "the end of an update decided": ("passes end", True),
 }
 
 

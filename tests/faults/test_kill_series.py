@@ -25,7 +25,7 @@ import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
 from kills import books, cold, killed_in_time
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 STEPS, KILLS = 60, 100
 CHANGES = {
@@ -49,9 +49,9 @@ POINTS = {
     "intents on disk, nothing sent": Point("oat.ledger.outstanding:Outstanding.submit"),
     "inside an answer batch": Point("oat.ledger.store:Store.add_answers", after=True),
     "inside a save": Point("safetensors.torch:save_file", after=True),
-    "saved, before the pointer": Point("oat.rundir.checkpoints:Checkpoints._point"),
+    "saved, before the pointer": Point("the newest checkpoint is named"),
     "in a weight sync": Point("oat.engines.torch:TorchEngine.load", after=True),
-    "in an evaluation": Point("oat.evaluation.evaluation:Evaluation._sample"),
+    "in an evaluation": Point("an evaluation samples"),
 }
 AT_EACH = -(-KILLS // 2 // len(POINTS))
 """The largest number of kills of a series at one point."""

@@ -31,7 +31,7 @@ def calls_of(name: str, finished: Finished, folder: Path, monkeypatch: pytest.Mo
     return cluster.calls
 
 
-@pytest.mark.sample("grpo-0", seconds=9)
+@pytest.mark.slow(instead="tests/runtime/test_lost_actors.py::test_a_killed_actor_is_replaced", seconds=10.8)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", RUNS)
 def test_an_actor_killed_at_any_moment(

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, kill_at, named, oat, tried
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import LedgerError, OatWarning
 from oat.rundir.reading import load_run
 
@@ -29,14 +29,12 @@ LONGER = ("--stop.max_steps", "6")
 
 
 def train(
-    config: Path, run_dir: Path, *flags: object, before: Callable[[], object] = lambda: None
+    config: Path, run_dir: Path, *flags: object, before: Callable[[], object] | None = None
 ) -> tuple[int, str]:
-    """Train in a child. Return its exit code and its output."""
+    """Train, and return the exit code and the output."""
     log = run_dir.with_name(f"{run_dir.name}.log")
     log.unlink(missing_ok=True)
-    return forked(
-        lambda: before() or oat("train", config, "--run_dir", run_dir, *flags), log
-    ), log.read_text()
+    return tried(log, "train", config, "--run_dir", run_dir, *flags, before=before), log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +215,7 @@ TAKEN_AWAY = {
 }
 
 
-@pytest.mark.sample("removed", "moved", seconds=1.0)
+@pytest.mark.sample("removed", seconds=1.3)
 @pytest.mark.parametrize("how", TAKEN_AWAY)
 def test_a_ledger_that_vanishes_under_a_run_ends_it(
     run: Path, world: World, tmp_path: Path, how: str, figure: Figure

@@ -14,7 +14,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from old_ledgers import make_old
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.rundir.mark import MARK
@@ -195,6 +195,7 @@ def test_what_a_kill_left_is_told_and_is_no_fault(
     assert not left.exists()
 
 
+@pytest.mark.sample("4", seconds=0.5)
 @pytest.mark.parametrize("version", [8, 4])
 def test_a_killed_run_of_an_older_schema_goes_on(
     run: Path, killed: Path, tmp_path: Path, version: int

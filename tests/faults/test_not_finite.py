@@ -17,7 +17,7 @@ from not_finite import SKIP, poisoned
 
 from oat import wire
 from oat.algorithms.base import Outputs, View
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import NonFiniteError, OracleError
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store

@@ -138,7 +138,7 @@ def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure
     figure("an unwritable directory: exit code 2, nothing left behind")
 
 
-@pytest.mark.sample("ledger.sqlite", "checkpoints", seconds=1.4)
+@pytest.mark.sample("checkpoints", seconds=1.8)
 @pytest.mark.fault("R10")
 @pytest.mark.parametrize(
     "name",

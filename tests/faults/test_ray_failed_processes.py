@@ -29,11 +29,11 @@ CALLS = {
 }
 MOMENTS = {
     "the cluster starts": ("oat.runtime.cluster:Cluster.ask", 1, 0.7),
-    "actors start": ("oat.runtime.crew:Crew.ready", 1, 0.7),
+    "actors start": ("oat.runtime.crew:WorkerGroup.ready", 1, 0.7),
     "sampling": ("oat.runtime.pool:ActorPool.sample", 5, 0.0),
     "new weights": ("oat.runtime.pool:PoolInbox.put", 3, 0.0),
     "learning": ("oat.learner.learner:Learner.update", 3, 0.0),
-    "an evaluation": ("oat.evaluation.evaluation:Evaluation._sample", 3, 0.0),
+    "an evaluation": ("an evaluation samples", 3, 0.0),
 }
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -signal.SIGKILL}
 

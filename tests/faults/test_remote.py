@@ -17,7 +17,7 @@ from faulty_server import Asked, FaultyServer, Reply, serving, until
 from fixtures import World, oat
 from reward_server import save_tiny_reward_model, served
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.oracles.remote.format import decode_request, encode_reply

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, named, oat, tried
 from flat_steps import flat_steps
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 KILL, TERM = (signal.SIGKILL,), (signal.SIGTERM,)
 AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")
@@ -36,27 +36,23 @@ class Moment:
 
 
 MOMENTS = {
-    "before the start is saved": Moment("oat.rundir.checkpoints:Checkpoints._publish", 1),
+    "before the start is saved": Moment("a checkpoint is published", 1),
     "the start saved, no row written": Moment("oat.tracking.files:Tracking.row", 1),
     "before the alarm is raised": Moment("oat.loop:react_to_alarms", 5),
     "raised, nothing taken back": Moment("oat.loop:load_states", 1),
     "taken back, the sampler not": Moment("oat.runtime.weights:Weights.load", 6),
     "the sampler too, the row not evaluated": Moment("oat.runtime.weights:Weights.load", 6, after=True),
-    "in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._sample", 3),
+    "in the row's evaluation": Moment("an evaluation samples", 3),
     "the row not written": Moment("oat.tracking.files:Tracking.row", 6),
     "the row written, no checkpoint behind it": Moment("oat.learner.learner:Learner.update", 6),
-    "before the next checkpoint is published": Moment("oat.rundir.checkpoints:Checkpoints._publish", 4),
-    "the next checkpoint published, older ones not removed": Moment(
-        "oat.rundir.checkpoints:Checkpoints._prune", 4
-    ),
+    "before the next checkpoint is published": Moment("a checkpoint is published", 4),
+    "the next checkpoint published, older ones not removed": Moment("old checkpoints are removed", 4),
     "after the second roll back": Moment("oat.loop:react_to_alarms", 8, after=True),
     "told to end between two checkpoints, before the alarm": Moment(
         "oat.collector:Collector.fill", 4, signals=TERM
     ),
     "told to end while the alarm is raised": Moment("oat.loop:load_states", 1, signals=TERM),
-    "told to end in the row's evaluation": Moment(
-        "oat.evaluation.evaluation:Evaluation._sample", 3, signals=TERM
-    ),
+    "told to end in the row's evaluation": Moment("an evaluation samples", 3, signals=TERM),
     "told to end in the step after it": Moment("oat.collector:Collector.fill", 6, signals=TERM),
     "with a lagging copy of the weights": Moment(
         "oat.learner.learner:Learner.update", 6, algorithm="dpo", flags=AHEAD
@@ -68,7 +64,7 @@ MOMENTS = {
 }
 
 
-def train(world: World, folder: Path, moment: Moment, before: Callable[[], None] = lambda: None) -> int:
+def train(world: World, folder: Path, moment: Moment, before: Callable[[], None] | None = None) -> int:
     changes = {
         **flat_steps(world.folder, {4, 7}, patience=1, action="roll_back"),
         "checkpoint": {"every": 2, "keep_last": 1},
@@ -77,11 +73,7 @@ def train(world: World, folder: Path, moment: Moment, before: Callable[[], None]
     }
     config = world.config(moment.algorithm, folder, changes)
 
-    def action() -> int:
-        before()
-        return oat("train", config, "--run_dir", folder / "run", *moment.flags)
-
-    return forked(action, folder / "log")
+    return tried(folder / "log", "train", config, "--run_dir", folder / "run", *moment.flags, before=before)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +136,7 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
     for place, call in (
         ("oat.loop:load_states", 2),
         ("oat.tracking.files:Tracking.row", 1),
-        ("oat.rundir.checkpoints:Checkpoints._prune", 1),
+        ("old checkpoints are removed", 1),
         ("oat.loop:react_to_alarms", 4),
     ):
         run_dir = tmp_path / f"killed at {place}"

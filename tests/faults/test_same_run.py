@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fixtures import World, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 
 def processes_agree(

@@ -12,7 +12,7 @@ from fixtures import Finished, forked, oat
 from known_checkpoints import NEW, OLD, loaded_step, two_good_ones
 from saves import SAVED, recorded_save
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import CheckpointError
 from oat.rundir.checkpoints import Checkpoints
 

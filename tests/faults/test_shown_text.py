@@ -280,7 +280,7 @@ def test_a_ledger_that_was_written_by_others_is_listed_plainly(
     assert CHECKED.findall(said) == []
 
 
-@pytest.mark.sample("a*", "_under", seconds=1.3)
+@pytest.mark.sample("a*", seconds=1.6)
 @pytest.mark.parametrize("name", ["$x$", "_under", "$\\frac{1}$", "a\x1b[2Jb", "\u202eb"])
 def test_a_plot_of_a_run_with_such_a_name(
     name: str, world: World, tmp_path: Path, told: Callable[[], str]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fixtures import Finished, World, forked, kill_at, named, oat
+from fixtures import Finished, World, kill_at, named, tried
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.control.interruption import Interruption
 from oat.errors import Interrupted
 from oat.rundir.checkpoint_files import verify
@@ -46,19 +46,19 @@ run has ended."""
 MOMENTS = {
     "before the first question": Moment("dpo", "oat.collector:Collector.fill", 1, 0),
     "while it samples": Moment("grpo", "oat.rollout.actor:Actor.sample", 8, 3),
-    "while it asks": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 11, 3),
+    "while it asks": Moment("dpo", "answers are recorded", 11, 3),
     "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
-    "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._sample", 1, 0),
-    "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._sample", 3, 2),
-    "in the last evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._write", 3, 4),
+    "in the first evaluation": Moment("grpo", "an evaluation samples", 1, 0),
+    "in a later evaluation": Moment("dpo", "an evaluation samples", 3, 2),
+    "in the last evaluation": Moment("grpo", "an evaluation is written", 3, 4),
     "in a save": Moment(
         "grpo",
-        "oat.rundir.checkpoints:Checkpoints._publish",
+        "a checkpoint is published",
         1,
         2,
         flags=("--checkpoint.background", "false"),
     ),
-    "beside a save": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._publish", 1, (1, 2), flags=OFTEN),
+    "beside a save": Moment("grpo", "a checkpoint is published", 1, (1, 2), flags=OFTEN),
     "by Ctrl-C": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGINT,), 130),
     "by Ctrl-C twice": Moment(
         "dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130
@@ -81,13 +81,9 @@ STARTS = {
 
 
 def train(
-    config: Path, run_dir: Path, before: Callable[[], None] = lambda: None, flags: tuple[str, ...] = ()
+    config: Path, run_dir: Path, before: Callable[[], None] | None = None, flags: tuple[str, ...] = ()
 ) -> int:
-    def action() -> int:
-        before()
-        return oat("train", config, "--run_dir", run_dir, *flags)
-
-    return forked(action, run_dir.parent / "log")
+    return tried(run_dir.parent / "log", "train", config, "--run_dir", run_dir, *flags, before=before)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +91,7 @@ def unbroken(finished: Finished) -> dict[str, dict[str, str]]:
     return {algorithm: digest_run(finished.only_read(algorithm)) for algorithm in ("dpo", "grpo")}
 
 
-@pytest.mark.sample("while it learns", "by Ctrl-C twice", seconds=7.0)
+@pytest.mark.sample("while it learns", seconds=7.8)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
 def test_an_interrupted_run_is_the_unbroken_run(
     world: World,
@@ -127,6 +123,9 @@ def test_an_interrupted_run_is_the_unbroken_run(
     assert is_equal
 
 
+@pytest.mark.sample(
+    "while weights are loaded", "while the ledger is opened", "before the configuration is kept", seconds=1.2
+)
 @pytest.mark.parametrize("moment", STARTS.values(), ids=STARTS.keys())
 def test_a_run_that_is_told_to_end_while_it_starts(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]], moment: tuple[str, int, int]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import table
+from fixtures import named
+from points import POINTS
 
 CONFTEST = """
 def pytest_addoption(parser):
@@ -162,3 +164,8 @@ def test_figures_are_joined() -> None:
         "at most 3 d",
     ]
     assert table.joined(figures) == ["1 of 2 a", "2,000 of 3,000 b", "at most 1e-6 c", "at most 3 d", "five"]
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_every_point_at_which_tests_strike_is_there(name: str) -> None:
+    assert callable(getattr(*named(name)))

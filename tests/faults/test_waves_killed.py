@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, counting, forked, kill_at, named, oat
+from fixtures import World, counting, forked, kill_at, logged, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts
@@ -83,13 +83,13 @@ CHANGES = {
     "engine": {"name": "torch", "threads": 1},
 }
 POINTS = {
-    "before a wave is formed": ("oat.ledger.waves:Waves.next", False),
-    "inside the transaction of a wave": ("oat.ledger.waves:Waves._record", True),
+    "before a wave is formed": ("oat.ledger.budgets:BudgetedBatches.next", False),
+    "inside the transaction of a wave": ("a wave is recorded", True),
     "a wave on disk, nothing sent": ("oat.ledger.outstanding:Outstanding.submit", False),
     "a wave sent": ("oat.ledger.outstanding:Outstanding.submit", True),
-    "answers of a wave made, not on disk": ("oat.ledger.outstanding:Outstanding._record", False),
+    "answers of a wave made, not on disk": ("answers are recorded", False),
     "inside the transaction of a wave's answers": ("oat.ledger.store:Store.add_answers", True),
-    "some answers of a wave on disk": ("oat.ledger.outstanding:Outstanding._record", True),
+    "some answers of a wave on disk": ("answers are recorded", True),
     "all taken, nothing learned": ("oat.ledger.store:Store.add_take", True),
 }
 SERIES = ("ahead", "mixture")
@@ -199,7 +199,7 @@ def test_killed_once(
             return oat("train", config, "--run_dir", run_dir)
 
         assert forked(armed, log) == -signal.SIGKILL, log.read_text()
-    assert forked(lambda: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()
+    assert logged(log, "train", config, "--run_dir", run_dir) == 0, log.read_text()
     with closing(Store(run_dir / "ledger.sqlite")) as store:
         (account,) = accounts(store)
         assert contradictions(store) == []

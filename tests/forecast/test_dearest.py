@@ -16,13 +16,13 @@ from transformers import PreTrainedTokenizerFast
 from oat.assemble.run_inputs import gather_inputs
 from oat.config.load import load_config
 from oat.errors import OatWarning
-from oat.forecast.highest_cost import dearest_question, longest_responses
+from oat.forecast.highest_cost import highest_price, longest_responses
 from oat.ledger.store import Store
 from oat.oracles.judge import Judge
 from oat.resolve.resolve import resolve
 from oat.text.renderer import Renderer
 from oat.types import Key, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 BY_LENGTH = '''
 from oat.types import Answer, Price
@@ -63,6 +63,17 @@ def by_length(tmp_path: Path) -> str:
     return f"{tmp_path / 'by_length.py'}:ByLength"
 
 
+def costs(capsys: pytest.CaptureFixture[str], config: Path) -> dict[str, dict[str, float]]:
+    """Return the costs that `oat check` says, by what costs and by unit."""
+    assert oat("check", config, "--json") == 0
+    found: dict[str, dict[str, float]] = {}
+    for row in json.loads(capsys.readouterr().out)["rows"]:
+        if row["name"].startswith("cost of "):
+            what = row["name"].removeprefix("cost of ").removesuffix(", most")
+            found.setdefault(what, {})[row["unit"]] = pytest.approx(row["number"])
+    return found
+
+
 def test_what_check_says_is_what_can_come(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,13 +84,11 @@ def test_what_check_says_is_what_can_come(
         tmp_path,
         {"oracle.name": by_length, "stop": {"max_steps": 3, "max_cost": 2.0}, "evaluation": None},
     )
-    assert oat("check", config) == 0
-    said = capsys.readouterr().out
-    most = (
-        "a question at most 3 queries, 24 tokens, 0.24 in money; a step at most 12 queries, 96 tokens, "
-        "0.96 in money"
-    )
-    assert f"  cost         {most}; all steps at most 36 queries, 288 tokens, 2 in money\n" in said
+    assert costs(capsys, config) == {
+        "a question": {"queries": 3, "tokens": 24, "money": 0.24},
+        "a step": {"queries": 12, "tokens": 96, "money": 0.96},
+        "all steps left": {"queries": 36, "tokens": 288, "money": 2.0},
+    }
     assert oat("train", config) == 0
     store = Store(tmp_path / "grpo" / "ledger.sqlite")
     asked = [row.question for row in store.answered()]
@@ -91,14 +100,8 @@ def test_of_a_run_that_its_budget_ends_check_says_the_budget(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop = {"max_steps": None, "max_cost": 2.0, "max_queries": 20}
-    assert (
-        oat(
-            "check",
-            world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": stop, "evaluation": None}),
-        )
-        == 0
-    )
-    assert "0.96 in money; the run at most 20 queries, 2 in money, its budget\n" in capsys.readouterr().out
+    config = world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": stop, "evaluation": None})
+    assert costs(capsys, config)["the run"] == {"queries": 20, "money": 2.0}
 
 
 @pytest.mark.parametrize("limit", [{"max_cost": 0.2}, {"max_tokens": 23}, {"max_queries": 2}])
@@ -164,8 +167,8 @@ def test_recorded_responses_are_as_they_are(
     tree = world.tree("dpo", tmp_path / "dpo", changes)
     del tree["algorithm"]["samples"]
     (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
-    assert oat("check", tmp_path / "dpo.yaml") == 0
-    assert "a question at most 2 queries, 38 tokens, 0.38 in money; " in capsys.readouterr().out
+    found = costs(capsys, tmp_path / "dpo.yaml")
+    assert found["a question"] == {"queries": 2, "tokens": 38, "money": 0.38}
 
 
 def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
         )
     )
     run_inputs = gather_inputs(resolved)
-    most = dearest_question(resolved, run_inputs)
+    most = highest_price(resolved, run_inputs)
     judge = run_inputs.training_oracle[1]
     draw = random.Random(0)
     assert isinstance(judge, Judge)
@@ -296,6 +299,6 @@ def test_a_recipe_without_a_default_is_priced_by_the_prompts(world: World, tmp_p
     oracle = {"name": "mixture", "sources": sources, "by": "task", "recipe": recipe}
     config = world.config("grpo", tmp_path, {**changes, "oracle": oracle})
     resolved = resolve(*load_config(config))
-    assert dearest_question(resolved, gather_inputs(resolved)).queries == 2 * resolved.plan.most_candidates
+    assert highest_price(resolved, gather_inputs(resolved)).queries == 2 * resolved.plan.most_candidates
     assert oat("check", config) == 0
     assert oat("train", config) == 0

@@ -12,7 +12,7 @@ from pretended import pretended_gpu
 from torch._subclasses.fake_tensor import FakeTensor
 
 from oat.assemble.actor_side import ActorPlan, open_actor_side
-from oat.config.load import load_config
+from oat.config.load import dump, load_config
 from oat.forecast.estimate import SURE, Lengths, estimate
 from oat.forecast.memory_apart import IMPORTS, RAY, Needs, estimate_actor, needs_of
 from oat.forecast.places import size_of
@@ -71,7 +71,7 @@ def test_an_actor_holds_what_is_estimated(world: World, tmp_path: Path, changes:
     config = resolved(world, tmp_path, {**APART, **changes})
     expected = estimate_actor(config, LENGTHS).parts["weights"]
     before = storages()
-    side = open_actor_side(ActorPlan(config.as_yaml(), 7, records_text_ends=False))
+    side = open_actor_side(ActorPlan(dump(config.config), 7, records_text_ends=False))
     gc.collect()
     made = {place: size for place, size in storages().items() if place not in before}
     assert sum(made.values()) == pytest.approx(expected, rel=0.1)
@@ -180,8 +180,8 @@ def test_actors_that_do_not_fit_on_this_machine(
 
 
 def lines_of(text: str) -> dict[str, str]:
-    """Return the lines that `oat check` prints, by name."""
-    return {line[2:15].strip(): line[15:] for line in text.splitlines() if line.startswith("  ")}
+    """Return the notes that `oat check` prints, by the word with which they begin."""
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
 
 
 @pytest.mark.usefixtures("several_cpus")
@@ -199,7 +199,7 @@ def test_oat_check_says_who_runs_where(
     assert found["standbys"].startswith("1 with models loaded")
     assert found["object store"].startswith("about ")
     assert "for each of 4 that sample" in found["in all"]
-    assert "memory of the tensors of one actor" in out
+    assert "an actor: at sampling" in out
     assert oat("check", world.config("grpo", tmp_path, {})) == 0
     assert "this process" not in lines_of(capsys.readouterr().out)
 
@@ -272,7 +272,7 @@ def test_a_learner_elsewhere_is_not_compared_with_the_memory_here(world: World, 
     """What this process fetches from it is compared."""
     apart = {"compute.runtime": "ray", "compute.learner": "actor", "compute.address": "127.0.0.1:1"}
     needs = needs_of(resolved(world, tmp_path, apart), LENGTHS)
-    assert 1.2 * needs.fetched < needs.learner.peak
+    assert 1.05 * needs.fetched < needs.learner.peak
     config = world.config("grpo", tmp_path, apart)
-    for share, code in ((1.1, 0), (0.9, 2)):
+    for share, code in ((1.04, 0), (0.9, 2)):
         assert oat("check", config, "--compute.memory_gb", f"{share * SURE * needs.fetched / 1e9}") == code

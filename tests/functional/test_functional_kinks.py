@@ -217,6 +217,7 @@ def test_dpo_positive_is_dpo_where_policy_and_reference_agree(weight: float) -> 
     assert chosen.grad.item() == -0.5
 
 
+@pytest.mark.sample("64", seconds=0.4)
 @pytest.mark.parametrize("micro_batch", [2, 64])
 def test_the_first_step_of_dpo_positive_is_that_of_dpo(
     world: World, tmp_path: Path, micro_batch: int

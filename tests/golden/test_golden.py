@@ -134,9 +134,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(
-    "dpo-one batch", "grpo-micro-batches of 3 rows", "grpo-the head in chunks of 7 tokens", seconds=2.1
-)
+@pytest.mark.sample("grpo-micro-batches*", "dpo-*", seconds=0.9)
 @pytest.mark.parametrize("changes", PATHS.values(), ids=PATHS.keys())
 @pytest.mark.parametrize("algorithm", make.ALGORITHMS)
 def test_other_paths(algorithm: str, changes: dict[str, Any], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, MixtralConfig
 
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE
 from oat.hardware.roofline import LARGEST, Cost, Rates, Stopwatch, bandwidth, cost_of, matrix_rate, rates_of
 from oat.learner.models import Critic, LanguageModel
 from oat.models.causal_lm import CausalLM
@@ -267,6 +267,7 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.sample("grpo-True", seconds=0.6)
 @pytest.mark.parametrize(("algorithm", "serialise"), [("dpo", False), ("grpo", False), ("grpo", True)])
 def test_every_step_of_a_run_says_what_share_it_reached(
     algorithm: str, serialise: bool, world: World, tmp_path: Path

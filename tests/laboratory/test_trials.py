@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from fixtures import oat
 
-from oat.commands import bench_explore as command
 from oat.explore.find_rule import Chooser, find_rule
 from oat.explore.settings import ModelLabelsConfig
 from oat.laboratory import agents as agents_module
@@ -366,7 +365,7 @@ def test_a_users_rule_that_breaks_the_contract_is_named(
 def test_without_matplotlib_there_is_no_picture(
     few_rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
     assert bench(tmp_path / "out", "--rules", "passive", "--seeds", 1) == 0
     assert "no picture, since matplotlib is missing" in capsys.readouterr().out
     assert not (tmp_path / "out" / "regret.png").exists()
@@ -402,6 +401,7 @@ def test_a_policy_may_learn_too_also_from_the_agents_labels(
     assert arms == ["| passive", "| passive + labels 0.5"]
 
 
+@pytest.mark.slow(instead="the other tests of the file, in one process", seconds=1.9)
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are written in their order. The environment is as before."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

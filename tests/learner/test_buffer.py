@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import World, forked, kill_at, oat
+from fixtures import World, checked, forked, kill_at, named, oat
 from pairs import item
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.settings import BufferConfig
 from oat.learner.replay_buffer import Buffer, minibatches, optimiser_steps
 from oat.ledger.reader import Reader
@@ -187,17 +187,16 @@ def test_a_schedule_counts_the_questions_that_an_explorer_leaves(world: World, t
     assert rows[-1]["optim/learning_rate"] == pytest.approx(0.003 * (0.1 + 0.9 / steps))
 
 
-@pytest.mark.sample("*_step-15", seconds=2.9)
+@pytest.mark.slow(instead="tests/faults/test_state.py walks over a run with a buffer", seconds=3.8)
 @pytest.mark.parametrize(
     ("place", "call"),
     [
-        ("oat.learner.learner:Learner._step", 15),
+        ("an optimiser step", 15),
         ("oat.ledger.store:Store.drop_groups", 2),
         ("oat.ledger.ledger:Ledger.taken", 7),
     ],
 )
 def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str, call: int) -> None:
-    from fixtures import named
 
     def die() -> int:
         kill_at(*named(place), call)
@@ -324,6 +323,7 @@ def test_one_that_does_not_say_so_is_refused(
     )
 
 
+@pytest.mark.sample("grpo", seconds=0.3)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_step_has_so_many_updates_and_no_more(world: World, tmp_path: Path, algorithm: str) -> None:
     """`learner.max_updates` limits a step's optimiser steps over all its passes, with and without a
@@ -346,15 +346,14 @@ def test_a_check_says_what_steps_learn_from(
     run: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = world.config("dpo", tmp_path, BUFFER)
-    assert oat("check", config) == 0
-    printed = capsys.readouterr().out
-    assert "the newest 10 questions: up to 6 optimiser steps a step" in printed
-    assert "24 prompts" in printed
-    assert "30 optimiser steps" in printed
-    assert oat("check", config, "--learner.buffer.clear_every", "2", "--learner.max_updates", "3") == 0
-    printed = capsys.readouterr().out
-    assert "the newest 8 questions, cleared every 2 steps: up to 3 optimiser steps a step" in printed
-    assert "15 optimiser steps" in printed
+    buffered, steps = "questions in the buffer, most", "optimiser steps with a full buffer, most"
+    said, _ = checked(capsys, config)
+    assert (said[buffered], said[steps]) == (10, 6)
+    assert (said["prompts left"], said["optimiser steps left"]) == (24, 30)
+    flags = ("--learner.buffer.clear_every", "2", "--learner.max_updates", "3")
+    said, _ = checked(capsys, config, *flags)
+    assert (said[buffered], said[steps], said["optimiser steps left"]) == (8, 3, 15)
+    assert said["steps until the buffer is cleared"] == 2
 
 
 @pytest.mark.slow(instead="tests/forecast/test_memory.py::test_parts_by_hand", seconds=2.3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from oat.learner.gradient_norm import clip_gradient, gradient_norm
+from oat.learner.optimiser import clip_gradient, gradient_norm
 
 
 def exact(gradients: Sequence[torch.Tensor]) -> float:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_models import build_config, save_model
 
-from oat.learner import limits, passes
-from oat.learner.models import Critic, LanguageModel
-from oat.learner.passes import SHORTEN_FROM, prompt_of, sequences_of
+from oat.learner import limits
+from oat.learner import models as passes
+from oat.learner.models import SHORTEN_FROM, Critic, LanguageModel, prompt_of, sequences_of
 from oat.models.loading import load_lm
 from oat.types import Segment, Trajectory
 
@@ -136,12 +136,12 @@ def test_a_pass_without_trained_tokens_gives_no_values(path: str) -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        [limits.row_of(40, 20, number // 8, sample=number % 8) for number in range(64)],
+        [limits.row_of(40, 20, number) for number in range(64)],
         [limits.row_of(12, 9, number) for number in range(64)],
     ],
-    ids=["groups", "prompts of three tokens"],
+    ids=["long", "prompts of three tokens"],
 )
-def test_the_rows_of_an_estimate_of_memory_are_all_different(rows: list[Trajectory]) -> None:
+def test_the_rows_of_a_measurement_of_memory_are_all_different(rows: list[Trajectory]) -> None:
     ends = [len(row.ids) - 1 for row in rows]
     sequences, _, _ = sequences_of([row.ids for row in rows], [prompt_of(row) for row in rows], ends)
     assert len(sequences) == len(rows)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, gradient_of, made, oat
+from fixtures import World, forked, gradient_of, logged, made, oat
 from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
 
 from oat.algorithms.direct import DPOConfig
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config, to_yaml
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, NonFiniteError
@@ -146,7 +146,7 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
             "evaluation.samples": 16,
         }
         config = world.config("grpo", folder, {**changes, "learner.learning_rate": 0.01})
-        assert forked(lambda config=config: oat("train", config), folder / "log") == 0
+        assert logged(folder / "log", "train", config) == 0
         found[name] = folder / "grpo"
     return found
 
@@ -262,11 +262,12 @@ def test_a_run_with_gradient_checkpointing_is_the_run_without(world: World, tmp_
         folder = tmp_path / str(checkpointing)
         folder.mkdir()
         config = world.config("dpo", folder, {"learner.gradient_checkpointing": checkpointing})
-        assert forked(lambda config=config: oat("train", config), folder / "log") == 0
+        assert logged(folder / "log", "train", config) == 0
         ends.append((digest_run(folder / "dpo")["ledger"], rows_of(folder / "dpo")[-1]["eval/sampled"]))
     assert ends[0] == ends[1]
 
 
+@pytest.mark.sample("dpo", seconds=0.4)
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_a_limit_of_tokens_changes_rounding_only(smooth: Path, name: str) -> None:
     loss, whole = update(learner_of(smooth), name)
@@ -418,7 +419,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
 def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -> None:
     changes = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1}
     config = world.config("grpo", tmp_path, {**changes, "stop.max_steps": 2})
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     stored = load_config(tmp_path / "grpo" / "config.yaml")[0]
     assert (stored.learner.micro_batch_tokens, stored.learner.micro_batch_size) == (96, None)
 

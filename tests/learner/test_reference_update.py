@@ -15,7 +15,7 @@ import torch
 from fixtures import World, forked, kill_at, made, make_model, oat
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError
@@ -118,7 +118,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run_of
 
 
-@pytest.mark.sample("adapter", "an engine in bfloat16", seconds=1.4)
+@pytest.mark.sample("adapter", seconds=1.9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_what_the_formula_says_after_every_step(finished: Callable[[str], Path], kind: str) -> None:
     """The reference equals the formula's mixture of the policies in the checkpoints. It changes after the
@@ -148,6 +148,7 @@ def engine_in(run: Run) -> TorchEngine:
     return engine
 
 
+@pytest.mark.sample("adapter", "a late sampler", seconds=0.5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_prepare_and_engine_have_the_moved_one(
     world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str
@@ -181,7 +182,7 @@ def test_prepare_and_engine_have_the_moved_one(
     run.ledger.close()
 
 
-@pytest.mark.sample("adapter", seconds=1.7)
+@pytest.mark.slow(instead="tests/faults/test_state.py walks over a run whose reference follows", seconds=2.7)
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 def test_killed_and_continued(
     world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str

@@ -11,7 +11,7 @@ import torch
 from fixtures import World, oat
 from transformers import AutoModelForCausalLM
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.reader import Reader
 
 ORACLES = '''
@@ -50,6 +50,10 @@ def run(world: World, tmp_path: Path, steps: int, **changes: Any) -> tuple[int, 
     return code, run_dir, [row for row in rows if "eval/gold_sampled" in row]
 
 
+@pytest.mark.slow(
+    instead="test_the_distance_is_that_of_the_responses_and_moves_nothing; test_learns_rewards.py",
+    seconds=1.5,
+)
 def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> None:
     """A run optimises a proxy. At the start, responses have few letters, and both oracles order them alike.
     The gold score first rises with the proxy. At the end, responses have almost only letters, and the gold

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
@@ -187,7 +187,7 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
         (tmp_path / name).mkdir()
         configs.append(world.config("grpo", tmp_path / name, changes))
     assert oat("train", configs[0]) == 0
-    place, log = named("oat.ledger.outstanding:Outstanding._record"), tmp_path / "log"
+    place, log = named("answers are recorded"), tmp_path / "log"
     assert forked(lambda: kill_at(*place, 9) or oat("train", configs[1]), log) < 0
     assert forked(lambda: oat("train", configs[1]), log) == 0
     runs = [tmp_path / name / "grpo" for name in ("unbroken", "killed")]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
+from fixtures import World, forked, kill_at, logged, make_group, make_questions, named, oat, recorded
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import OracleError
 from oat.ledger.audit import contradictions
 from oat.ledger.intents import Awaited, Known
@@ -23,7 +23,7 @@ from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import UNASKED, Answer, Feedback, Group, Kind, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def lengths(question: Question) -> list[float]:
@@ -337,7 +337,7 @@ tokens. So most questions are already in flight."""
 POINTS = [
     ("oat.ledger.outstanding:Outstanding.submit", 3, False),
     ("oat.ledger.store:Store.add_answers", 6, True),
-    ("oat.ledger.outstanding:Outstanding._record", 5, False),
+    ("answers are recorded", 5, False),
 ]
 
 
@@ -372,7 +372,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run
 
 
-@pytest.mark.sample("_record-dpo", seconds=5.2)
+@pytest.mark.slow(instead="test_a_fork_awaits_what_the_run_did; tests/faults/test_kill.py", seconds=6.5)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0].split(".")[-1])
 def test_a_killed_run_awaits_what_the_unbroken_one_did(
@@ -388,7 +388,7 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
         forked(lambda: kill_at(*named(place), call, after=after) or oat("train", config), tmp_path / "log")
         < 0
     )
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     whole = unbroken(algorithm)
     assert digest_run(tmp_path / algorithm) == digest_run(whole)
     with closing(Store(tmp_path / algorithm / "ledger.sqlite")) as store:
@@ -412,6 +412,7 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
             )
 
 
+@pytest.mark.sample("dpo", seconds=0.6)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 def test_a_fork_awaits_what_the_run_did(
     world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str

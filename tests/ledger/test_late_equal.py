@@ -11,12 +11,12 @@ import pytest
 from fixtures import World, oat
 from late import Played, Slow, play
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.seeds import Seeds
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "asked ahead": {},

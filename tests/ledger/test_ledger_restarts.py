@@ -15,7 +15,7 @@ from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.oracles.callables import CallableOracle
 from oat.types import Answer, Kind, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(

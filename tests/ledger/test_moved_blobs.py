@@ -98,8 +98,8 @@ KILLS = {
     "between two files": ("oat.ledger.trajectory_files:TrajectoryFiles.write", 3, True),
     "a file written under its temporary name": ("oat.ledger.trajectory_files:replacing", 2, False),
     "a file written, not renamed": ("oat.files:sync_to_disk", 5, True),
-    "all files written, nothing committed": ("oat.ledger.connection:Connection._move_blobs", 1, True),
-    "committed, the space not given back": ("oat.ledger.connection:Connection._give_space_back", 1, False),
+    "all files written, nothing committed": ("blobs become files", 1, True),
+    "committed, the space not given back": ("space of a ledger is given back", 1, False),
 }
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from old_ledgers import OLDER, make_old
 from posts import Clock, Post
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger import schema
 from oat.ledger.ledger import Ledger
 from oat.ledger.reader import Reader
@@ -28,7 +28,7 @@ from oat.oracles.callables import CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, UNASKED, Answer, Kind, Mark, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 NOTES = {"belief": 0.1 + 0.2, "clash": 1.0, "überraschung": -1e-300, "count": 3}
 
@@ -76,7 +76,7 @@ def test_notes_come_out_as_they_went_in_also_after_a_restart(tmp_path: Path) -> 
         max_size=4,
     )
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_numbers_survive(notes: list[dict[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "ledger.sqlite")
@@ -297,7 +297,7 @@ def test_late_answers_count_for_the_step_that_takes_them(tmp_path: Path, clock: 
 EXPLORER = '''
 from dataclasses import replace
 
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 
 
 class Counting(NoExploration):
@@ -325,6 +325,7 @@ Counting.Config = EnsembleExplorerConfig
 '''
 
 
+@pytest.mark.sample("refilled", seconds=2.2)
 @pytest.mark.parametrize(
     "setting",
     [{}, {"oracle.max_outstanding": 7}, {"sampling.refill_rounds": 2}],

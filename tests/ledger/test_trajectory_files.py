@@ -303,7 +303,7 @@ def ask_and_drop(path: Path) -> int:
 
 
 ROUND_KILLS = {
-    "the folder made": ("oat.ledger.trajectory_files:TrajectoryFiles._make_missing", 3, True),
+    "the folder made": ("a folder of trajectories is made", 3, True),
     "written, not renamed": ("oat.files:sync_to_disk", 5, True),
     "the file on disk, the round not": ("oat.ledger.trajectory_files:TrajectoryFiles.write", 2, True),
     "inside the transaction": ("oat.ledger.store:Store.add_round", 2, True),

@@ -27,7 +27,7 @@ from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import Answer, Price, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 
 def opened(store: Store, oracle: Oracle, budget: Budget, **settings: Any) -> Ledger:
@@ -289,6 +289,7 @@ def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
     assert unpaid
 
 
+@pytest.mark.sample("*11 ahead-60", seconds=1.2)
 @pytest.mark.fault("R13")
 @pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.large)])
 def test_killed_at_any_transaction_and_call(

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from oat.answering.speaker import GenerationOptions, load_speaker
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError
@@ -124,6 +124,7 @@ def test_its_settings_are_its_own(world: World, adapters: Callable[[str], str], 
     assert resolve(config, {}).config == config, "as it stands in the run's config.yaml"
 
 
+@pytest.mark.sample("fresh-*", seconds=0.5)
 @pytest.mark.parametrize(
     ("reference", "is_shared"),
     [("base", True), ("adapter", True), ("another adapter", True), ("another model", False)],

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from oat.errors import ModelError
-from oat.models.attention import Packed, Rows, attention
+from oat.models.attention import Packed, Rows, Span, attention, pack, pack_groups
 from oat.models.causal_lm import NO_MASK
-from oat.models.packing import Span, pack, pack_groups
 
 CPU = torch.device("cpu")
 SCALE = 0.3

@@ -13,11 +13,11 @@ from attention_heads import GROUPED
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
 from torch import Tensor
 
-from oat.models import attention, packing
-from oat.models.attention import Bounds, Packed
+from oat.models import attention
+from oat.models import attention as packing
+from oat.models.attention import Bounds, Packed, Span
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
-from oat.models.packing import Span
 
 
 def slow_kernel(

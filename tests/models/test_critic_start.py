@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NO_BITSANDBYTES, World, forked, kill_at, make_model, oat
+from fixtures import NO_BITSANDBYTES, World, forked, kill_at, make_model, named, oat
 from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, build_config, save_model, save_reward_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from oat.answering.learned import load_learned
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ModelError, OatWarning
@@ -238,9 +238,8 @@ def test_from_reward_model_to_critic_and_on(
 
 
 def die_in_an_update() -> None:
-    from oat.learner.learner import Learner
 
-    kill_at(Learner, "_step", 9)
+    kill_at(*named("an optimiser step"), 9)
 
 
 @pytest.mark.slow(

@@ -36,7 +36,7 @@ from oat.models.loading import load_config, load_lm, load_module, load_tokenizer
 from oat.models.lora import load_model
 from oat.models.outlines import Outlines
 from oat.models.scoring import Scorer
-from oat.models.sources import refuse_two_sources
+from oat.models.weight_files import refuse_two_sources
 
 Change = Callable[[Path], Any]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -470,3 +470,24 @@ def test_a_reference_that_had_an_adapter_is_refused_for_this_reason(world: World
             learner.load_state(state)
         assert ("adapter_config.json" in str(caught.value)) == has_adapter
         run.ledger.close()
+
+
+def test_an_outline_is_made_anew_when_a_file_changes_and_warns_each_time(clean: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clean / "lm", tmp_path / "model")
+
+    def outlined() -> tuple[Any, list[str]]:
+        module, message, said = outcome(lambda: Outlines().on_meta(ModelConfig(str(folder))).module)
+        assert not message, message
+        return module, said
+
+    first, _ = outlined()
+    layers = first.config.num_hidden_layers
+    again, said = outlined()
+    assert again is not first, "whoever changes a copy changes no other"
+    assert list(again.state_dict()) == list(first.state_dict())
+    assert not said
+    said_in_config(num_hidden_layers=layers - 1)(folder)
+    for _ in range(2):
+        fewer, said = outlined()
+        assert fewer.config.num_hidden_layers == layers - 1
+        assert len(said) == 1, "tensors of the last layer are not used"

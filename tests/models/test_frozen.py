@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from oat import Trainer
 from oat.answering.learned import load_learned
-from oat.commands.export import digest_run, export_run
+from oat.commands.digest import digest_run
+from oat.commands.export import export_run
 from oat.errors import ConfigError
 from oat.models.causal_lm import CausalLM
 from oat.models.frozen import freeze, frozen_in

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from adapters import LORA, bend, built, engine_in, learner_in, logits
-from fixtures import World, forked, kill_at, made, oat
+from fixtures import World, forked, kill_at, logged, made, oat
 from objectives import row
 from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from weights import turn_bit
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.engines.torch import TorchEngine
@@ -50,6 +50,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {family: save_model(tmp_path_factory.mktemp(family), build_config(family)) for family in FAMILIES}
 
 
+@pytest.mark.sample("*-all-linear", "llama-targets7", seconds=0.4)
 @pytest.mark.parametrize(("family", "targets"), TARGETS)
 def test_the_model_is_seen_through_its_adapter(
     paths: Mapping[str, str], family: str, targets: Any, tmp_path: Path
@@ -189,6 +190,7 @@ def test_a_reference_of_its_own_is_loaded(world: World, tmp_path: Path) -> None:
     run.ledger.close()
 
 
+@pytest.mark.sample("1-adapter", "2-*", seconds=0.2)
 @pytest.mark.inventory(94, 95)
 @pytest.mark.parametrize(
     "lora",
@@ -268,7 +270,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = world.config(
         "grpo", folder, {**lora, **options, "evaluation.every": 12, "evaluation.samples": 16}
     )
-    assert forked(lambda: oat("train", config), folder / "log") == 0, (folder / "log").read_text()
+    assert logged(folder / "log", "train", config) == 0, (folder / "log").read_text()
     return folder / "grpo"
 
 
@@ -316,7 +318,7 @@ def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) 
         tmp_path,
         {"model.path": str(tmp_path / "model"), "stop.max_steps": 1, "evaluation.samples": 16},
     )
-    assert forked(lambda: oat("train", config_of_next), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config_of_next) == 0
     first = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[0])
     last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert first["eval/greedy"] == last["eval/greedy"]

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from adapters import bend, built, engine_in, learner_in, logits
-from fixtures import NO_BITSANDBYTES, World, forked, kill_at, make_model, oat
+from fixtures import NO_BITSANDBYTES, World, checked, forked, kill_at, logged, make_model, oat
 from objectives import row
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError
 from oat.hardware.roofline import cost_of
@@ -148,6 +148,7 @@ def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
     assert max(kept, default=0) < 256 * 192 // 2
 
 
+@pytest.mark.sample("qwen3", "llama", seconds=1.5)
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str, str], family: str) -> None:
@@ -258,9 +259,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run with a KL to the reference and gradient checkpointing. Tests must not change
     it."""
     folder = tmp_path_factory.mktemp("run")
-    assert forked(lambda: oat("train", configuration(world, folder)), folder / "log") == 0, (
-        folder / "log"
-    ).read_text()
+    assert logged(folder / "log", "train", configuration(world, folder)) == 0, (folder / "log").read_text()
     return folder / "grpo"
 
 
@@ -315,21 +314,18 @@ def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.
     the adapter take an eighth of those in float32."""
     make_model(tmp_path / "wide", hidden=256, layers=4)
 
-    def held(changes: Mapping[str, Any]) -> tuple[float, str]:
+    def held(changes: Mapping[str, Any]) -> tuple[float, tuple[int, int]]:
         config = world.config(
             "dpo", tmp_path, {**changes, "model.path": str(tmp_path / "wide"), "evaluation": None}
         )
-        assert oat("check", config, "--memory") == 0
-        said = capsys.readouterr().out
-        return float(next(line for line in said.splitlines() if "other weights" in line).split()[-1]), said
+        said, notes = checked(capsys, config, "--memory")
+        weights = next(line for line in notes if "other weights" in line)
+        return float(weights.split()[-1]), (said["parameters"], said["parameters that learn"])
 
     whole, before = held({"model.lora": {"rank": 4}})
-    four, said = held({"model.lora": {"rank": 4}, "model.quantize": "nf4"})
+    four, after = held({"model.lora": {"rank": 4}, "model.quantize": "nf4"})
     assert four < 0.2 * whole
-    sizes = [
-        next(line for line in lines.splitlines() if "million parameters" in line) for lines in (before, said)
-    ]
-    assert sizes[0] == sizes[1]
+    assert before == after
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import World, forked, oat
+from fixtures import World, forked, logged, oat
 from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, build_tokenizer, save_model
 from transformers import AutoModelForCausalLM, YoutuConfig
@@ -139,6 +139,7 @@ def test_an_export_that_transformers_reads_wrongly_is_said(
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(world.folder / "model").save_pretrained(start)
+    torch.manual_seed(0)  # of some weights, no response has the padding id, whose row then does not learn
     AutoModelForCausalLM.from_config(youtu(rows)).save_pretrained(start)
     changes = {"model.path": str(start), "evaluation": None, "stop.max_steps": 1}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
@@ -157,7 +158,7 @@ def test_an_export_that_transformers_reads_wrongly_is_said(
 def test_a_file_that_changes_before_it_is_read_back_ends_the_export(world: World, tmp_path: Path) -> None:
     """A bit of the written weights turns round, as on a bad disk. Nothing is left under the final name."""
     config = world.config("dpo", tmp_path, {"evaluation": None, "stop.max_steps": 1})
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     turned = []
 
     def turn(event: str, arguments: tuple[Any, ...]) -> None:

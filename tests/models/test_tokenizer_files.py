@@ -17,7 +17,7 @@ from oat.errors import ModelError, OatWarning, TemplateError
 from oat.models.beside import has_dropout, other_ids
 from oat.models.identity import are_same, tokenizer_identity
 from oat.models.loading import load_tokenizer
-from oat.text.templates import load_template
+from oat.text.chat_template import load_template
 
 TEMPLATES: Mapping[str, tuple[Any, str, bool]] = {
     "the same": ("one", "one", False),

@@ -8,15 +8,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, checked, forked, kill_at, logged, named, oat
 
 from oat.assemble.fingerprints import recorded
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.origin import begins_after
+from oat.rundir.provenance import begins_after
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,9 @@ def test_a_fork_is_checked_before_it_is_begun(
         "--stop.max_steps",
         "8",
     )
-    assert oat("check", parent / "grpo.yaml", *flags) == 0
-    assert (
-        f"begins as a fork of {tmp_path / 'run'} after step 4, in {tmp_path / 'fork'}"
-        in capsys.readouterr().out
-    )
+    said, notes = checked(capsys, parent / "grpo.yaml", *flags)
+    assert said["run directory"] == str(tmp_path / "fork")
+    assert f"the run begins as a fork of {tmp_path / 'run'} after step 4" in notes
     assert sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*")) == before
     tensors = tmp_path / "run" / "checkpoints" / "step_00000004" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
@@ -159,49 +157,28 @@ def test_the_plan_of_a_fork_counts_from_where_it_begins(
     flags = ("--run_dir", tmp_path / "fork", "--stop.max_steps", "9", "--oracle.max_outstanding", "0")
     begins = ("--from", f"{parent / 'grpo'}@4")
     spent = int(rows(parent / "grpo")[4]["oracle/queries"])
-    assert oat("check", parent / "grpo.yaml", *flags, *begins) == 0
-    said = capsys.readouterr().out
-    assert (
-        "  the run      5 steps after step 4: 20 prompts (of 30), 60 responses, at most 60 queries "
-        f"beside {spent} that are spent, 5 "
-    ) in said
-    assert "  evaluation   every 2 steps, and at the end: 3 times; " in said
-    assert oat("check", parent / "grpo.yaml", *flags, *begins, "--stop.max_queries", str(spent + 7)) == 0
-    assert f"at most 7 queries beside {spent} that are spent, " in capsys.readouterr().out
-    assert (
-        oat("check", parent / "grpo.yaml", *flags[:2], *begins, "--stop", f"{{max_queries: {spent + 25}}}")
-        == 0
-    )
-    assert (
-        f"  the run      steps after step 4 until stop.max_queries {spent + 25}, after 3 more steps at "
-        f"least; {spent} "
-    ) in capsys.readouterr().out
+    file = parent / "grpo.yaml"
+    said, _ = checked(capsys, file, *flags, *begins)
+    assert (said["steps done"], said["steps left"], said["queries spent"]) == (4, 5, spent)
+    names = ("prompts", "responses", "optimiser steps", "evaluations")
+    assert [said[f"{name} left"] for name in names] == [20, 60, 5, 3]
+    assert said["queries left, most"] == 60
+    said, _ = checked(capsys, file, *flags, *begins, "--stop.max_queries", str(spent + 7))
+    assert said["queries left, most"] == 7
+    said, _ = checked(capsys, file, *flags[:2], *begins, "--stop", f"{{max_queries: {spent + 25}}}")
+    assert (said["queries of the run, limit"], said["steps left, least"]) == (spent + 25, 3)
 
     assert oat("train", parent / "grpo.yaml", *flags, *begins) == 0
     mine = rows(tmp_path / "fork")[5:]
     assert [row["step"] for row in mine] == [5, 6, 7, 8, 9]
     assert mine[-1]["oracle/queries"] - spent <= 60
     assert sum("time/evaluate_s" in row for row in mine) == 3
-    capsys.readouterr()
-    assert oat("check", parent / "grpo.yaml", *flags) == 0
-    said, spent = capsys.readouterr().out, int(mine[-1]["oracle/queries"])
-    assert (
-        f"  the run      all 9 steps are done, and nothing is left to do; {spent} queries are spent\n" in said
-    )
-    assert "  run          is over after step 9, in " in said
-    assert oat("check", parent / "grpo.yaml", *flags, "--stop.max_steps", "7") == 0
-    assert (
-        "  the run      9 steps are done, and it was to end after 7, and nothing is left to do; "
-        in capsys.readouterr().out
-    )
-    assert (
-        oat("check", parent / "grpo.yaml", *flags, "--stop.max_steps", "20", "--stop.max_queries", str(spent))
-        == 0
-    )
-    assert (
-        f"  the run      {spent} queries are spent (stop.max_queries {spent}) after step 9, and nothing "
-        "is left to do\n"
-    ) in capsys.readouterr().out
+    spent = int(mine[-1]["oracle/queries"])
+    queries = ("--stop.max_queries", str(spent))
+    for further in ((), ("--stop.max_steps", "7"), ("--stop.max_steps", "20", *queries)):
+        said, notes = checked(capsys, file, *flags, *further)
+        assert (said["steps done"], said["steps left"], said["queries spent"]) == (9, 0, spent)
+        assert any(note.endswith("nothing is left to do") for note in notes)
 
 
 def test_what_a_fork_says_of_itself_may_be_damaged(parent: Path, tmp_path: Path) -> None:
@@ -294,10 +271,7 @@ def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
     shorter, longer = ("--stop.max_steps", "3"), ("--stop.max_steps", "6")
     assert (
         forked(
-            lambda: (
-                kill_at(*named("oat.evaluation.evaluation:Evaluation._ask"), 3, after=True)
-                or oat("train", config, *shorter)
-            ),
+            lambda: kill_at(*named("an evaluation asks"), 3, after=True) or oat("train", config, *shorter),
             log,
         )
         < 0
@@ -357,7 +331,7 @@ def test_a_fork_that_is_made_needs_its_origin_no_more(
         < 0
     )
     shutil.rmtree(tmp_path / "grpo")
-    assert forked(lambda: oat(*command, "--run_dir", tmp_path / "made"), log) == 0, log.read_text()
+    assert logged(log, *command, "--run_dir", tmp_path / "made") == 0, log.read_text()
     assert digest_run(tmp_path / "made") == digest_run(tmp_path / "unbroken")
     capsys.readouterr()
     assert oat(*command, "--run_dir", tmp_path / "half") == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, make_group, make_questions, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.data.sources import open_records
 from oat.errors import (
     ConfigError,
@@ -107,6 +107,7 @@ def test_a_run_ends_with_one_message(
     assert len(said.replace(str(tmp_path), "")) < 1000
 
 
+@pytest.mark.sample("base", "interrupted", seconds=0.6)
 @pytest.mark.parametrize("name", ["base", "cancelled", "left", "interrupted", "long", "unordered"])
 def test_in_a_worker_likewise(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(HOSTILE)

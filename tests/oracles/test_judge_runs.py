@@ -21,7 +21,7 @@ from oat.ledger.store import Store
 from oat.oracles.judge import Judge
 from oat.oracles.preferences import Preferences
 from oat.seeds import Seeds
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sesame-4711-sesame"
@@ -77,6 +77,7 @@ def test_a_pair_is_judged_in_training_and_in_evaluation(
     assert contradictions(store) == []
 
 
+@pytest.mark.sample("grpo", seconds=0.4)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None:
     """A run uses a judge's scores as they are, or makes preferences of them. Answered questions are not asked

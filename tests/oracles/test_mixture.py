@@ -10,7 +10,7 @@ import pytest
 from fixtures import World, forked, kill_at, oat, write_jsonl
 from tiny_models import build_config, save_reward_model
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError, OracleError
 from oat.ledger.store import Store
 from oat.oracles.make import build_oracle
@@ -332,7 +332,10 @@ def test_relative_scores_are_no_evaluation(
     assert oat("check", world.config("grpo", tmp_path, {"oracle": relative, "evaluation.oracle": plain})) == 0
 
 
-@pytest.mark.sample("True", seconds=1.7)
+@pytest.mark.slow(
+    instead="the other tests of the file, which compute the scales by hand; tests/faults/test_kill.py",
+    seconds=2.8,
+)
 @pytest.mark.parametrize("after", [False, True])
 def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(
     world: World, tmp_path: Path, after: bool

@@ -7,8 +7,8 @@ import pytest
 from fixtures import World, oat, write_jsonl
 
 from oat.errors import ConfigError, OracleError
+from oat.oracles.callables import QueryReward
 from oat.oracles.make import build_oracle
-from oat.oracles.queries import QueryReward
 from oat.types import Key, Message, Question
 
 pytestmark = pytest.mark.inventory(53)

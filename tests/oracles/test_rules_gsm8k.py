@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from oat.data.prompt_set import Source, read_prompts
+from oat.data.prompts import Source, read_prompts
 from oat.oracles.make import build_oracle
 from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked, last_number, marked_number
 from oat.text.renderer import Renderer

@@ -358,7 +358,9 @@ def unequal(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, s
     return [pair for pair, score in zip(pairs, scores, strict=True) if score != 1.0]
 
 
-@pytest.mark.sample(slow=("*int_0^*", "'(x+1)^{99999999}'", "'9^{9^{9^{9^{9}}}}'"), seconds=11.0)
+@pytest.mark.sample(
+    slow=("*int_0^*", "'(x+1)^{99999999}'", "'9^{9^{9^{9^{9}}}}'", "'99999999!!!!'"), seconds=18.4
+)
 @needs_math_verify
 @pytest.mark.parametrize("found", HOSTILE, ids=lambda text: ascii(text)[:20])
 def test_hostile_answers_are_wrong_in_bounded_time(

@@ -99,6 +99,7 @@ def in_this_process(made: list[str], kill_at: int | None = None) -> Callable[...
     return perform
 
 
+@pytest.mark.slow(instead="the other tests of the file", seconds=3.4)
 def test_a_killed_comparison_goes_on_and_no_run_is_made_twice(
     tmp_path: Path,
     starts: Path,
@@ -403,9 +404,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow(
-    instead="test_a_killed_comparison_goes_on_and_no_run_is_made_twice, in one process", seconds=60.0
-)
+@pytest.mark.slow(instead="the other tests of the file", seconds=60.0)
 def test_the_program_in_processes_is_killed_and_goes_on(tmp_path: Path, starts: Path) -> None:
     """After SIGKILL the runs end too, and the next call makes only the runs that were not finished."""
     from comparison.records import read_records

@@ -89,11 +89,6 @@ def test_the_page_of_settings_is_made_from_the_code() -> None:
     )
 
 
-def test_the_names_of_the_settings_of_parts_are_made_from_the_code() -> None:
-    found = settings_page.PART_FIELDS.read_text(encoding="utf-8")
-    assert found == settings_page.part_fields(), "run: python tests/settings_page.py"
-
-
 def test_every_setting_says_what_it_means() -> None:
     classes = (
         {cls for _, cls in settings_page.sections(Config)}

@@ -10,7 +10,7 @@ from fixtures import forked, kill_at, oat
 from safetensors.torch import load_file
 from tiny_models import build_config, save_model
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LENGTH = """
@@ -50,6 +50,7 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.sample("sea_dpo", seconds=5.1)
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds(name: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from oat.metrics import NAMES, unit
 from oat.metrics.counterparts import PREDECESSOR, TRL, ours
-from oat.metrics.units import _UNITS
+from oat.metrics.names import _UNITS
 
 GROUPS = {
     "misc": """pi_beta_version global_step policy_sgd_step pi_buffer_len elapse update_interval prompt_epoch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures import oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.models.loading import save_lm
 from oat.quickstart.task import build_model, build_task, build_tokenizer, supervise
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fixtures import World, forked, oat
+from fixtures import World, logged, oat
 from terminal import Seen, in_a_terminal
 
 from oat.config.load import load_config
@@ -41,9 +41,7 @@ def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = world.config(
             "grpo", folder, {"run_dir": run_dir, "stop.max_queries": 4000, "tracking": tracking, **changes}
         )
-        assert forked(lambda config=config: oat("train", config), folder / "log") == 0, (
-            folder / "log"
-        ).read_text()  # type: ignore[misc]
+        assert logged(folder / "log", "train", config) == 0, (folder / "log").read_text()  # type: ignore[misc]
     return folder
 
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 from fixtures import forked, make_model, oat, write_jsonl
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 HERE = Path(__file__).parent
 LOGIT_ROWS = 24

@@ -7,7 +7,7 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import kill_at, named, oat
 
 from oat.ledger.store import Store
 
@@ -83,10 +83,10 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_same_weights(run, policy, start)
 
 
+@pytest.mark.slow(instead="tests/faults/test_exploration_killed.py::test_killed_once", seconds=1.0)
 def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:
-        from oat.learner.learner import Learner
 
-        kill_at(Learner, "_step", 4)
+        kill_at(*named("an optimiser step"), 4)
 
     assert_a_kill_changes_nothing(config, run, tmp_path, die, "--compute.serialise", "true")

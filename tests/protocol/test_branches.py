@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, make_model, oat
+from fixtures import checked, kill_at, make_model, oat
 from transformers import AutoTokenizer
 
 from oat.algorithms.rows import scored_rows
 from oat.algorithms.vine import earned_by_steps
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.engines.torch import TorchEngine
 from oat.functional.values import step_advantages
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.models.loading import load_lm
-from oat.rollout.actor import Actor
-from oat.rollout.branching import delimiter_ends, step_sizes
+from oat.rollout.actor import Actor, delimiter_ends, step_sizes
 from oat.text.renderer import Renderer
 from oat.types import Branching, Feedback, Item, Request, Sampling, Segment, Trajectory
 
@@ -173,7 +172,10 @@ def test_only_the_step_that_earns_the_reward_gets_credit(bench: Bench, tmp_path:
     assert advantages_E[~is_later_E].abs().mean() > 0.1
 
 
-@pytest.mark.sample("while they are sampled", seconds=6.1)
+@pytest.mark.slow(
+    instead="tests/faults/test_kill.py; tests/faults/test_state.py walks over episodes of several turns",
+    seconds=7.1,
+)
 @pytest.mark.parametrize(
     "arm",
     [
@@ -188,6 +190,9 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=1.1
+)
 def test_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     wire = ("--compute.serialise", "true")
     assert_a_kill_changes_nothing(config, run, tmp_path, lambda: kill_at(Actor, "branch", 2), *wire)
@@ -260,15 +265,12 @@ def test_check_states_the_most_queries(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(bench, tmp_path / "check.yaml")
-    assert oat("check", config) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "6 prompts x 4 = 24 responses of at most 12 tokens" in said
-    assert f"6 questions, at most {6 * MOST} queries" in said
-    assert (
-        "further 2 branches from the beginning of each step of a response but the first, of at most 3: "
-        f"at most {6 * MOST - 24} branches" in said
-    )
-    assert f"72 responses, at most {18 * MOST} queries" in said
+    said, _ = checked(capsys, config)
+    assert (said["prompts a step"], said["responses a step"], said["longest response"]) == (6, 24, 12)
+    assert (said["questions a step"], said["queries a step, most"]) == (6, 6 * MOST)
+    assert (said["branches a step of a response"], said["steps of a response, most"]) == (2, 3)
+    assert said["branches a step, most"] == 6 * MOST - 24
+    assert (said["responses left"], said["queries left, most"]) == (72, 18 * MOST)
 
 
 REFUSED = {
@@ -286,7 +288,7 @@ REFUSED = {
         "algorithm.samples or algorithm.vine.branches or algorithm.vine.most_steps",
     ),
     "an explorer": (
-        {"explorer": {"name": "oat.explore.none:NoExploration"}},
+        {"explorer": {"name": "oat.explore.base:NoExploration"}},
         "algorithm.advantage vine needs the scores of all responses",
     ),
 }

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import checked, kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
-from oat.learner.learner import Learner
 
 STEPS, EPOCHS, MINIBATCHES, RATE = 5, 3, 2, 0.03
 PLANNED = EPOCHS * MINIBATCHES
@@ -78,10 +77,10 @@ def test_the_schedule_goes_by_planned_steps(config: Path) -> None:
 def test_check_says_that_steps_may_be_left_out(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert oat("check", config_of(bench, tmp_path / "new.yaml")) == 0
-    said = capsys.readouterr().out
-    assert f"{EPOCHS} epochs x {MINIBATCHES} mini-batches = {PLANNED} optimiser steps, or fewer" in said
-    assert f"at most {PLANNED * STEPS} optimiser steps" in said
+    said, _ = checked(capsys, config_of(bench, tmp_path / "new.yaml"))
+    assert (said["epochs a step"], said["mini-batches an epoch"]) == (EPOCHS, MINIBATCHES)
+    assert said["optimiser steps a step, most"] == PLANNED
+    assert said["optimiser steps left, most"] == PLANNED * STEPS
 
 
 def test_micro_batches_do_not_decide(bench: Bench, config: Path, tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_without_a_target_every_step_is_made(bench: Bench, tmp_path: Path) -> No
 @pytest.mark.parametrize("call", [3, 6, 8])
 def test_a_kill_inside_an_update_changes_nothing(config: Path, tmp_path: Path, call: int) -> None:
     assert_a_kill_changes_nothing(
-        config, config.with_suffix(""), tmp_path, lambda: kill_at(Learner, "_step", call)
+        config, config.with_suffix(""), tmp_path, lambda: kill_at(*named("an optimiser step"), call)
     )
 
 
@@ -180,7 +179,7 @@ CASES = {
 
 
 @pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
-@pytest.mark.sample("a replay buffer", seconds=12.0)
+@pytest.mark.slow(instead="the other tests of the file, each feature alone", seconds=14.0)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_beside_other_features(bench: Bench, tmp_path: Path, case: Case) -> None:
     """The schedule counts what was planned. Neither the wire nor a kill inside an update changes anything."""
@@ -204,7 +203,9 @@ def test_beside_other_features(bench: Bench, tmp_path: Path, case: Case) -> None
     wire = ("--run_dir", tmp_path / "wire", "--compute.serialise", "true")
     assert oat("train", config, *wire) == 0
     assert digest_run(tmp_path / "wire") == digest_run(run)
-    assert_a_kill_changes_nothing(config, run, tmp_path, lambda: kill_at(Learner, "_step", 9, after=True))
+    assert_a_kill_changes_nothing(
+        config, run, tmp_path, lambda: kill_at(*named("an optimiser step"), 9, after=True)
+    )
 
 
 ONCE = """

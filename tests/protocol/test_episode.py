@@ -201,7 +201,7 @@ PLACES = {
 
 
 @pytest.mark.fault("R34")
-@pytest.mark.sample("Guessing-in the second turn of an environment", "Waiting-with the*", seconds=6)
+@pytest.mark.sample("Waiting-with the*", seconds=7.2)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["Guessing", "Together", "Waiting"])
 def test_killed_within_an_episode_and_over_the_wire(

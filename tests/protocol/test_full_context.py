@@ -67,7 +67,9 @@ def test_an_episode_ends_where_its_context_has_no_room_for_the_message(full: tup
     assert f"the model's context holds {CONTEXT}, and a response needs at least one" in said
 
 
-@pytest.mark.sample("Waiting", seconds=2)
+@pytest.mark.slow(
+    instead="tests/protocol/test_episode.py::test_killed_within_an_episode_and_over_the_wire", seconds=2.9
+)
 @pytest.mark.parametrize("name", ["Together", "Waiting"])
 @pytest.mark.filterwarnings("ignore:the environment:UserWarning")
 def test_killed_and_continued_it_ends_at_the_same_token(

@@ -16,10 +16,10 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench
-from fixtures import forked, kill_at, oat
+from fixtures import forked, kill_at, named, oat
 from late_oracle import call
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.store import Store
 from oat.metrics import repeatable
 
@@ -118,9 +118,8 @@ def die_before_an_update() -> None:
 
 
 def die_with_answers_in_hand() -> None:
-    from oat.ledger.outstanding import Outstanding
 
-    kill_at(Outstanding, "_record", 5)
+    kill_at(*named("answers are recorded"), 5)
 
 
 @pytest.mark.sample("DurableLateOracle-*", seconds=3.5)

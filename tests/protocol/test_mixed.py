@@ -194,7 +194,7 @@ def die_after_the_intents() -> None:
     kill_at(Outstanding, "submit", 4)
 
 
-@pytest.mark.sample("wire-die_in_the_ensembles_update", seconds=4.5)
+@pytest.mark.slow(instead="tests/faults/test_inner_kills.py::test_killed_inside_an_update", seconds=5.9)
 @pytest.mark.parametrize("arm", [die_in_the_ensembles_update, die_after_the_intents])
 @pytest.mark.parametrize("flags", [(), ("--compute.serialise", "true")], ids=["plain", "wire"])
 def test_killed_and_continued(

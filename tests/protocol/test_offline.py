@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import straight
 from bench import Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat, write_jsonl
+from fixtures import kill_at, named, oat, write_jsonl
 
 BETA, STEPS = 0.3, 5
 
@@ -74,10 +74,13 @@ def test_a_missing_column_is_named(config: Path, tmp_path: Path, capsys: pytest.
     assert "'refused'" in capsys.readouterr().err
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py, over the wire; tests/faults/test_kill.py",
+    seconds=1.1,
+)
 def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:
-        from oat.learner.learner import Learner
 
-        kill_at(Learner, "_step", 4)
+        kill_at(*named("an optimiser step"), 4)
 
     assert_a_kill_changes_nothing(config, run, tmp_path, die, "--compute.serialise", "true")

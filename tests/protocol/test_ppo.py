@@ -9,11 +9,11 @@ import pytest
 import straight
 import torch
 from bench import HERE, LOGIT_ROWS, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import kill_at, named, oat
 from torch import Tensor
 
 from oat.answering.learned import policy_weights
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.seeds import Seeds
 from oat.types import Item
 
@@ -256,15 +256,13 @@ def test_over_the_wire(config: Path, run: Path) -> None:
 
 
 def die_in_an_epoch() -> None:
-    from oat.learner.learner import Learner
 
-    kill_at(Learner, "_step", 3 * EPOCHS * MINIBATCHES)
+    kill_at(*named("an optimiser step"), 3 * EPOCHS * MINIBATCHES)
 
 
 def die_in_a_save() -> None:
-    from oat.rundir.checkpoints import Checkpoints
 
-    kill_at(Checkpoints, "_publish", 2)
+    kill_at(*named("a checkpoint is published"), 2)
 
 
 @pytest.mark.slow(

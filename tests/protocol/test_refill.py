@@ -1,6 +1,5 @@
 """Dynamic sampling: a step asks further rounds in place of questions that teach its algorithm nothing."""
 
-import itertools
 import json
 import shutil
 import signal
@@ -9,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import forked, kill_at, oat
+from fixtures import checked, forked, kill_at, logged, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.types import UNASKED, Item
@@ -93,37 +92,27 @@ def test_a_step_asks_until_enough_groups_teach(run: Path) -> None:
     assert sum(row["refill/rounds"] for row in rows) > STEPS
 
 
-def said_of(config: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the line of this name, and those that continue it, of `oat check`."""
-    assert oat("check", config) == 0
-    lines = capsys.readouterr().out.splitlines()
-    first = next(number for number, line in enumerate(lines) if line[2:15].strip() == name)
-    more = itertools.takewhile(lambda line: not line[2:15].strip(), lines[first + 1 :])
-    return "; ".join(line[15:] for line in [lines[first], *more])
-
-
 def test_check_knows_what_a_step_may_cost(
     config: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "new.yaml"
     file.write_text(config.read_text().replace(str(run), str(tmp_path / "new")), encoding="utf-8")
-    assert (
-        "up to 8 further rounds in place of questions that teach nothing: in all at most 36 prompts, "
-        "72 responses, 36 questions, at most 72 queries" in said_of(file, "a step", capsys)
-    )
-    assert said_of(file, "the run", capsys) == (
-        "4 steps: 16 to 144 prompts (of 24), 32 to 288 responses, at most 288 queries, 4 optimiser steps"
-    )
+    said, _ = checked(capsys, file)
+    most = ("rounds", "prompts", "responses", "questions", "queries")
+    assert [said[f"{name} a step, most"] for name in most] == [9, 36, 72, 36, 72]
+    assert [said[f"prompts left, {end}"] for end in ("least", "most")] == [16, 144]
+    assert [said[f"responses left, {end}"] for end in ("least", "most")] == [32, 288]
+    assert (said["steps left"], said["queries left, most"], said["optimiser steps left"]) == (4, 288, 4)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert 32 < rows[-1]["oracle/queries"] <= 288
-    assert "all 4 steps are done" in said_of(config, "the run", capsys)
+    assert checked(capsys, config)[0]["steps left"] == 0
 
 
 def in_ask(call: int) -> Callable[[], None]:
     return lambda: kill_at(Ledger, "ask", call)
 
 
-@pytest.mark.sample("after the second round", seconds=9.6)
+@pytest.mark.slow(instead="tests/faults/test_waves_killed.py::test_killed_once", seconds=10.6)
 @pytest.mark.parametrize(
     "arm",
     [
@@ -140,6 +129,9 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=0.8
+)
 def test_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     other = tmp_path / "wire"
     assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
@@ -203,11 +195,12 @@ def test_rounds_that_the_plan_itself_needs_are_no_refill(bench: Bench, tmp_path:
         sampling={"max_new_tokens": 5, "refill_rounds": 1},
         stop={"max_steps": 2},
     )
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert logged(tmp_path / "log", "train", config) == 0, (tmp_path / "log").read_text()
     rounds, kept, _ = recorded(config.with_suffix(""), 1)
     assert (len(rounds), len(kept)) == (3, 8)
 
 
+@pytest.mark.sample("None", seconds=0.6)
 @pytest.mark.parametrize("said", ["None", "2", "'no'"])
 def test_a_rule_that_is_no_bool_ends_the_run(bench: Bench, tmp_path: Path, said: str) -> None:
     file = tmp_path / "mine.py"
@@ -236,7 +229,7 @@ def test_a_rule_that_becomes_looser_leaves_no_recorded_round_out(bench: Bench, t
 
     assert forked(die, tmp_path / "log") == -signal.SIGKILL
     file.write_text(RULE.replace("RULE", "True"), encoding="utf-8")
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     run = config.with_suffix("")
     rounds, _, _ = recorded(run, 0)
     assert len(rounds) > 1
@@ -258,15 +251,14 @@ def test_the_run_ends_with_the_first_step_that_it_cannot_fill(
         stop={},
     )
     run = config.with_suffix("")
-    assert said_of(config, "the run", capsys) == (
-        "at most 6 steps: 24 prompts (each once), 48 responses, at most 48 queries, at most 6 optimiser steps"
-    )
+    said, _ = checked(capsys, config)
+    assert [said[f"{name} left, most"] for name in ("steps", "queries", "optimiser steps")] == [6, 48, 6]
+    assert (said["prompts left"], said["responses left"]) == (24, 48)
     assert oat("train", config) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = len(rows) - 1
-    assert f"all prompts are used up (prompts.epochs) after step {steps}, and nothing is left to do" in (
-        said_of(config, "the run", capsys)
-    )
+    used_up = f"all prompts are used up (prompts.epochs) after step {steps}, and nothing is left to do"
+    assert used_up in checked(capsys, config)[1]
     assert 1 < steps < 24 / PROMPTS
     asked = [recorded(run, step) for step in range(steps)]
     assert sum(len(kept) + len(thrown) for _, kept, thrown in asked) == 24

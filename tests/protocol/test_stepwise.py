@@ -12,10 +12,10 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import forked, kill_at, oat, write_jsonl
+from fixtures import forked, kill_at, named, oat, write_jsonl
 from stepwise import of_parts
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
@@ -72,6 +72,7 @@ def items(run: Path) -> list[Item]:
     return [item for step in straight.recorded_steps(run) for item in step]
 
 
+@pytest.mark.sample("turns", "mixture", seconds=0.8)
 def test_the_ledger_has_the_steps_and_the_trajectories_say_where_they_end(
     bench: Bench, config: Path, run: Path
 ) -> None:
@@ -184,7 +185,7 @@ def test_the_mean_of_each_source_is_in_every_row(run: Path, tmp_path: Path, conf
     assert named[: len(rows)] == named[len(rows) :]
 
 
-@pytest.mark.sample("before answers are recorded-*", seconds=2.5)
+@pytest.mark.slow(instead="tests/faults/test_kill.py", seconds=3.3)
 @pytest.mark.parametrize("config", ["characters"], indirect=True)
 @pytest.mark.parametrize(
     "arm",
@@ -198,12 +199,15 @@ def test_a_kill_changes_nothing(config: Path, run: Path, tmp_path: Path, arm: Ca
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py, over the wire; tests/faults/test_kill.py",
+    seconds=0.8,
+)
 @pytest.mark.parametrize("config", ["mixture"], indirect=True)
 def test_killed_while_it_learns_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
     def die() -> None:
-        from oat.learner.learner import Learner
 
-        kill_at(Learner, "_step", 3)
+        kill_at(*named("an optimiser step"), 3)
 
     assert_a_kill_changes_nothing(config, run, tmp_path, die, "--compute.serialise", "true")
 

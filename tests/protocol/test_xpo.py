@@ -8,9 +8,9 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import kill_at, named, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.types import Item
 
 BETA = 0.5
@@ -130,6 +130,9 @@ def test_the_reference_stays_and_the_sampler_lags(run: Path) -> None:
         assert versions == {"sampler": {step - step % 2}, "reference": {0}}
 
 
+@pytest.mark.slow(
+    instead="tests/golden and tests/faults/test_state.py send runs through the wire encoding", seconds=0.8
+)
 def test_over_the_wire(config: Path, run: Path) -> None:
     other = run.with_name("wire")
     assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
@@ -138,15 +141,13 @@ def test_over_the_wire(config: Path, run: Path) -> None:
 
 def die_behind_a_save() -> None:
     """Kill at step 3, when the sampler holds the weights of step 2."""
-    from oat.rundir.checkpoints import Checkpoints
 
-    kill_at(Checkpoints, "_prune", 1, after=True)
+    kill_at(*named("old checkpoints are removed"), 1, after=True)
 
 
 def die_in_an_epoch() -> None:
-    from oat.learner.learner import Learner
 
-    kill_at(Learner, "_step", 10)
+    kill_at(*named("an optimiser step"), 10)
 
 
 @pytest.mark.slow(instead="tests/faults/test_inner_kills.py::test_killed_inside_an_update", seconds=1.7)

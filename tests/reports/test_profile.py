@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, oat
+from fixtures import World, logged, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 BOXES = ("sample", "take", "prepare", "update", "sync", "evaluate")
 
@@ -17,7 +17,7 @@ def train(config: Path, *flags: object) -> str:
     """Train in a child, which has traced nothing before, and return its output."""
     log = config.parent / "log"
     log.unlink(missing_ok=True)
-    assert forked(lambda: oat("train", config, *flags), log) == 0, log.read_text()
+    assert logged(log, "train", config, *flags) == 0, log.read_text()
     return log.read_text()
 
 

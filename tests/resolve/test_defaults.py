@@ -1,6 +1,7 @@
 """Defaults that follow from other settings: the engine's threads, and the lines of `oat check` about all
 derived defaults; and the note about `render.template`, which is null by default."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -76,17 +77,14 @@ def test_what_follows_from_what(world: World, tmp_path: Path) -> None:
         "engine.threads": "2, as compute.threads",
     }
     assert said_of(config) == expected
-    assert forked(lambda: oat("check", config), tmp_path / "log") == 0
-    lines = (tmp_path / "log").read_text().splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("  by default   "))
-    assert [line[15:] for line in lines[start : start + len(expected)]] == [
-        f"{name}: {value}" for name, value in expected.items()
-    ]
-    assert any(line.startswith("  engine ") and ", 2 threads; " in line for line in lines)
-    assert (
-        said_of(config, "--learner.micro_batch_tokens", 64)["learner.micro_batch_size"]
-        == "no limit, since learner.micro_batch_tokens is one"
-    )
+    assert forked(lambda: oat("check", config, "--json"), tmp_path / "log") == 0
+    log = (tmp_path / "log").read_text()
+    found = json.loads(log[log.index("{\n") :])
+    notes, said = found["notes"], {row["name"]: row["number"] for row in found["rows"]}
+    by_default = [note.removeprefix("by default ") for note in notes if note.startswith("by default ")]
+    assert sorted(by_default) == sorted(f"{name}: {value}" for name, value in expected.items())
+    assert said["threads of the engine"] == 2
+    assert "learner.micro_batch_size" not in said_of(config, "--learner.micro_batch_tokens", 64)
     given = {
         "learner.schedule_steps": 12,
         "learner.micro_batch_size": 8,
@@ -117,7 +115,7 @@ def test_what_follows_from_recorded_data_and_forms(world: World, tmp_path: Path)
 def test_what_a_users_explorer_says_of_its_own_settings(world: World, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from oat.explore.none import NoExploration\n"
+        "from oat.explore.base import NoExploration\n"
         "from oat.types.part import Check, Derived\n"
         "@dataclass(frozen=True)\n"
         "class Config:\n    longest: int | None = None\n"

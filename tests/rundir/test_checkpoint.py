@@ -15,9 +15,9 @@ import pytest
 import safetensors.torch
 import torch
 from checkpoint_files import loaded_step, on_disk, save
-from fixtures import World, forked, oat
+from fixtures import World, forked, logged, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import Again, CheckpointError, DirectoryError
 from oat.files import write_atomically
 from oat.rundir import checkpoints as checkpoints_module
@@ -224,7 +224,7 @@ def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_pa
     This includes the last checkpoint. The same command continues the run."""
     config, log = world.config("dpo", tmp_path), tmp_path / "log"
     (tmp_path / "unbroken").mkdir()
-    assert forked(lambda: oat("train", world.config("dpo", tmp_path / "unbroken")), log) == 0
+    assert logged(log, "train", world.config("dpo", tmp_path / "unbroken")) == 0
 
     def failing(at: int) -> int:
         publish, calls = Checkpoints._publish, []
@@ -249,7 +249,7 @@ def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_pa
         assert "No space left on device" in lines[-1]
         assert "Traceback" not in log.read_text()
         assert not any("finished" in line for line in lines)
-    assert forked(lambda: oat("train", config), log) == 0
+    assert logged(log, "train", config) == 0
     assert digest_run(tmp_path / "dpo") == digest_run(tmp_path / "unbroken" / "dpo")
 
 

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from checkpoint_files import loaded_step, on_disk, save
-from fixtures import World, forked, oat
+from fixtures import World, logged, oat
 
 from oat.config.load import load_config
 from oat.errors import CheckpointError, ConfigError
@@ -186,7 +186,7 @@ def test_a_run_keeps_its_best_and_exports_it(
         "--checkpoint.best_metric",
         "eval/greedy",
     ]
-    assert forked(lambda: oat("train", config, *flags), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config, *flags) == 0
     rows = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()][1:]
     best = max(rows, key=lambda row: (row["eval/greedy"], row["step"]))["step"]
     assert Checkpoints(tmp_path / "dpo" / "checkpoints", every=1, keep_last=1).steps == sorted({best, 5})

@@ -10,7 +10,7 @@ import pytest
 
 from oat.errors import ConfigError
 from oat.opening.directory import locked
-from oat.rundir.holder import named_holder
+from oat.rundir.mark import named_holder
 
 
 def test_a_signed_lock_names_its_process(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from fixtures import World, forked, kill_at, named, oat
 
 from oat.errors import ConfigError, DirectoryError
 from oat.files import write_atomically
-from oat.rundir.provenance import Told, add_entry, command_line, entries, environment_of, git_state, versions
+from oat.rundir.provenance import (
+    ProvenanceWriter,
+    add_entry,
+    command_line,
+    entries,
+    environment_of,
+    git_state,
+    versions,
+)
 from oat.rundir.reading import load_run
 
 
@@ -100,7 +108,7 @@ def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, how: str, impor
     """A run ends if environment.json is moved or replaced. Nothing writes the record of the environment a
     second time."""
     modules, file = {"reward.py": "1"}, tmp_path / "environment.json"
-    process = Told(file, lambda: {"seed": 0}, {}, lambda: modules)
+    process = ProvenanceWriter(file, lambda: {"seed": 0}, {}, lambda: modules)
     process.begin(0)
     process.tell()
     whole = file.read_bytes()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from weights import turn_bit
 
-from oat.runtime.checksums import GROUP, checksum, checksums
+from oat.runtime.transfer import GROUP, checksum, checksums
 
 ROW = 4096
 """Bytes of a row."""

@@ -18,13 +18,13 @@ from transformers import AutoTokenizer, LlamaConfig
 from oat import Trainer, wire
 from oat.assemble.oracle_side import OracleBox, plan_of
 from oat.assemble.run_inputs import gather_inputs
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean
 from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
-from oat.runtime.crew import Crew, Restarts
+from oat.runtime.crew import Restarts, WorkerGroup
 from oat.types import Answer, Group, Key, Message, Question
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1}
@@ -102,7 +102,7 @@ def noted(folder: Path) -> list[list[str]]:
     return [file.read_text(encoding="utf-8").split() for file in sorted(folder.glob("*.txt"))]
 
 
-@pytest.mark.sample("a function", "a mixture", seconds=12)
+@pytest.mark.sample("a mixture", seconds=13.3)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_clients_is_the_local_run(name: str, runs: Runs) -> None:
     recipe, make = RUNS[name]
@@ -173,6 +173,9 @@ def test_questions_of_a_lost_client_are_asked_again_and_no_others(runs: Runs, tm
         assert bool(twice) == (what == "collect")
 
 
+@pytest.mark.slow(
+    instead="tests/runtime/test_late_processes.py::test_all_replacements_are_counted_together", seconds=1.1
+)
 def test_all_processes_share_the_bound_of_replacements(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +189,7 @@ def test_all_processes_share_the_bound_of_replacements(
     assert runs.apart("apart", ForkedCluster()) == local
 
 
+@pytest.mark.sample("True", seconds=1.2)
 @pytest.mark.parametrize("gold", [False, True])
 def test_an_evaluation_whose_client_is_lost_for_good_is_made_again(gold: bool, runs: Runs) -> None:
     changes = judged(runs.world) if gold else {}
@@ -196,6 +200,7 @@ def test_an_evaluation_whose_client_is_lost_for_good_is_made_again(gold: bool, r
     assert runs.apart("apart", ForkedCluster(), clients=1, **changes) == local
 
 
+@pytest.mark.sample("error", seconds=0.6)
 @pytest.mark.parametrize("how", ["error", "nan"])
 def test_an_oracle_that_breaks_ends_the_run_as_in_the_runs_own_process(
     how: str, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -235,6 +240,10 @@ def test_an_evaluation_that_fails_ends_alone(runs: Runs, tmp_path: Path) -> None
     assert {*asked.values()} == {1}, "nobody asks again for an evaluation that has ended"
 
 
+@pytest.mark.slow(
+    instead="test_questions_of_a_lost_client_are_asked_again_and_no_others; tests/protocol/test_late.py",
+    seconds=2.7,
+)
 @pytest.mark.usefixtures("several_cpus")
 def test_a_durable_oracle_keeps_its_questions(runs: Runs, tmp_path: Path) -> None:
     """Neither a lost client nor a new start of the run asks a question again that the oracle has."""
@@ -264,7 +273,9 @@ def test_metrics_are_those_of_all_clients(runs: Runs, tmp_path: Path) -> None:
 
 def gated(cluster: ForkedCluster, folder: Path, clients: int = 2, restarts: int = 3) -> Clients:
     """Return clients that answer a question whose first candidate is "slow" when `folder/gate` exists."""
-    crew = Crew(cluster(None, folder, 60.0).launcher(1.0), Restarts(restarts), "oracle client", clients)
+    crew = WorkerGroup(
+        cluster(None, folder, 60.0).launcher(1.0), Restarts(restarts), "oracle client", clients
+    )
     crew.make(f"{ORACLES}:GatedBox", wire.encode(str(folder)))
     made = Clients(crew)
     made.begin()
@@ -400,5 +411,6 @@ def test_settings_that_nothing_reads(
 @pytest.mark.usefixtures("several_cpus")
 def test_who_asks_the_oracle(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.config("run", **{"compute.runtime": "ray", "compute.oracle_clients": 2})
-    assert oat("check", config, "--compute.oracle_cpus", "0.25") == 0
-    assert ":reward, asked by 2 clients on a Ray cluster" in " ".join(capsys.readouterr().out.split())
+    assert oat("check", config, "--compute.oracle_cpus", "0.25", "--json") == 0
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["name"] == "oracle"]
+    assert row["unit"].startswith("asked by 2 clients on ")

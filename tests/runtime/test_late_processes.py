@@ -10,9 +10,9 @@ import pytest
 from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.runtime.calls import call_of
-from oat.runtime.crew import Crew
+from oat.runtime.crew import WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.worker import surroundings
 
@@ -155,20 +155,21 @@ def test_a_tokenizer_that_was_edited_while_the_run_works(
     assert sorted((tmp_path / "apart" / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.sample("a replacement", seconds=0.5)
 @pytest.mark.parametrize("by", ["a replacement", "an added actor"])
 def test_a_process_that_is_not_fit(
     by: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another machine may have other versions. Without a lost actor, the run goes on without the new one."""
-    hire = Crew.hire
+    hire = WorkerGroup.start_worker
 
-    def unfit(crew: Crew) -> Any:
+    def unfit(crew: WorkerGroup) -> Any:
         if crew._hired == 2:
             what, _, take = crew._orders[0]
             crew._orders[0] = what, call_of(what, {"torch": "9.9"}, [], *surroundings()), take
         return hire(crew)
 
-    monkeypatch.setattr(Crew, "hire", unfit)
+    monkeypatch.setattr(WorkerGroup, "start_worker", unfit)
     kills = [Kill("sample", 6)] if by == "a replacement" else []
     monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
     if by == "a replacement":

@@ -14,9 +14,9 @@ from forked_cluster import ForkedCluster, Kill
 
 from oat.algorithms.group import GRPO
 from oat.assemble.actor_side import ActorWorker
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError
-from oat.runtime.crew import Crew, Restarts
+from oat.runtime.crew import Restarts, WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import Inbox
 from oat.runtime.worker import versions
@@ -75,7 +75,7 @@ KILLS = [
 
 
 @pytest.mark.inventory(124)
-@pytest.mark.sample("grpo-kill3", "dpo-kill8", seconds=8)
+@pytest.mark.sample("dpo-kill8", seconds=9.8)
 @pytest.mark.parametrize(("algorithm", "kill"), KILLS)
 def test_a_killed_actor_is_replaced(
     algorithm: str, kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
@@ -187,6 +187,7 @@ class OtherLoads(ActorWorker):
         holder.load = other
 
 
+@pytest.mark.sample("24", seconds=0.7)
 @pytest.mark.parametrize("number", [12, 24])
 def test_an_actor_that_comes_late_proves_its_weights(
     number: int,
@@ -286,7 +287,7 @@ def test_a_response_without_its_version_is_refused(
 def test_the_actor_with_the_smallest_load_gets_the_next_prompt() -> None:
     """Loads that calls have left behind count, and go when their calls are answered."""
     launcher = ForkedCluster()
-    pool = ActorPool(Crew(launcher, Restarts(0), "actor", 2))
+    pool = ActorPool(WorkerGroup(launcher, Restarts(0), "actor", 2))
     try:
         first, second = pool.crew.members
         assert dict(pool._shares(3, 4)) == {first: [0, 2], second: [1]}

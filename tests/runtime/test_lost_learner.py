@@ -7,7 +7,7 @@ import pytest
 from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
 APART = {"compute.runtime": "ray", "compute.actors": 1, "compute.learner": "actor"}
@@ -29,7 +29,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sample("ppo", "an ensemble", seconds=8)
+@pytest.mark.sample("ppo", seconds=9.2)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_learner_apart(name: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, changes = RUNS[name]
@@ -42,7 +42,7 @@ def test_a_learner_apart(name: str, world: World, tmp_path: Path, monkeypatch: p
     assert digests[0] == digests[1]
 
 
-@pytest.mark.sample("kill2", "kill3", seconds=8)
+@pytest.mark.sample("kill3", seconds=9.4)
 @pytest.mark.parametrize(
     "kill",
     [Kill("make", 1), Kill("update", 3), Kill("update", 3, 0.003), Kill("some", 2), Kill("plain_state", 3)],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, oat
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 APART = {"compute.runtime": "ray", "compute.actors": 1, "compute.actor_cpus": 0.5}
 BITWISE = {"engine.deterministic": True, "engine.threads": 1, "compute.threads": 1}

@@ -28,7 +28,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.open()]
 
 
-@pytest.mark.sample("grpo", "policy", seconds=20)
+@pytest.mark.sample("grpo", seconds=21.5)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_a_device_in_every_process(
     name: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from fixtures import World, made, oat
 from torch import Tensor
 
 from oat.assemble.run import build
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
@@ -63,6 +63,7 @@ class OldCache(unreadable.Unreadable):
         return kept.setdefault(np.concatenate(sequences).tobytes(), super().logps(sequences, slot))
 
 
+@pytest.mark.sample("an adapter, over the wire", seconds=10.2)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_whose_weights_cannot_be_read_is_that_of_one_whose_weights_can(
     name: str, world: World, tmp_path: Path
@@ -115,6 +116,7 @@ def test_without_the_probe_old_weights_are_not_found(
     assert oat("train", world.config("grpo", tmp_path, {**SMALL, **OWN})) == 0
 
 
+@pytest.mark.sample("probe", seconds=1.7)
 @pytest.mark.parametrize("proof", ["sample", "probe"])
 def test_another_proof_changes_nothing_that_is_learned(proof: str, world: World, tmp_path: Path) -> None:
     """The embedded engine is proven in every way; a continued run may change the way."""
@@ -129,6 +131,7 @@ def test_another_proof_changes_nothing_that_is_learned(proof: str, world: World,
     assert digests[0] == digests[1]
 
 
+@pytest.mark.sample("bfloat16", seconds=0.4)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_probe_allows_the_rounding_of_a_precision_and_little_more(
     precision: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,6 +135,7 @@ class Stale(TorchEngine):
             yield replace(completion, version=completion.version - 1)
 
 
+@pytest.mark.sample("training", seconds=0.3)
 @pytest.mark.fault("R15")
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_a_stale_version_is_found_at_its_first_completion(

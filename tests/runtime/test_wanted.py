@@ -13,7 +13,7 @@ from forked_cluster import ForkedCluster, Kill
 from ray_runs import RayStrikes, gone
 
 from oat.assemble.apart import Processes
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.errors import ConfigError
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted, want

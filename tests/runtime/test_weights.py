@@ -11,12 +11,11 @@ import torch
 from fixtures import World, forked, kill_at, oat
 from weights import Source, held, turn_bit
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.models.loading import load_lm
-from oat.runtime.checksums import checksums
-from oat.runtime.transfer import Inbox
+from oat.runtime.transfer import Inbox, checksums
 from oat.runtime.weights import Weights, prove
 from oat.types import Receipt
 

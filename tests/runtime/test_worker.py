@@ -15,7 +15,7 @@ from fixtures import World, made
 from oat import wire
 from oat.assemble.actor_side import ActorPlan
 from oat.assemble.run import build
-from oat.config.load import load_config
+from oat.config.load import dump, load_config
 from oat.resolve.resolve import resolve
 from oat.runtime import worker as workers
 from oat.runtime.calls import call_of, value_of
@@ -64,7 +64,7 @@ class Process:
         assert self.process.exitcode == 0
 
 
-@pytest.mark.sample("xpo", seconds=6)
+@pytest.mark.slow(instead="tests/runtime/test_ray.py::test_a_run_on_ray_is_the_local_run", seconds=11.4)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
     name: str, world: World, tmp_path: Path
@@ -81,7 +81,7 @@ def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
         for tensor in learner.models["policy"].trainable().values():
             tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)), alpha=0.02)
     run.weights.sync(run.learner, 1)
-    worker = Process(ActorPlan(resolved.as_yaml(), run.seeds.first, False))
+    worker = Process(ActorPlan(dump(resolved.config), run.seeds.first, False))
     try:
         for slot in run.weights.synced:
             tensors = run.learner.tensors({"sampler": "policy"}.get(slot, slot))

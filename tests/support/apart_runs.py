@@ -8,7 +8,7 @@ from typing import Any
 from fixtures import Finished, oat
 from kills import books
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 
 STEPS = 6
 BITWISE: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Head counts and sizes for tests of grouped-query attention."""
 
-from oat.models.packing import Span
+from oat.models.attention import Span
 
 GROUPED = [
     Span(0, 4),

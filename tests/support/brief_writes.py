@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oat.files import start
-from oat.ledger.connection import Connection
+from oat.ledger.schema import Connection
 from oat.rundir import provenance
 
 ROOT = Path(__file__).parents[2]

@@ -32,7 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from oat.algorithms.direct import DPO, DPOConfig
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 PLACE = "oat.learner.learner:Learner.update"
 
 
-EVALUATION = "oat.evaluation.evaluation:Evaluation._sample"
+EVALUATION = "an evaluation samples"
 
 
 @dataclass(frozen=True)

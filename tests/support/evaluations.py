@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import forked, kill_at, named, oat
+from fixtures import kill_at, named, tried
 
 JUDGES = '''
 import sys
@@ -170,12 +170,8 @@ def records(run_dir: Path, step: int) -> list[dict[str, Any]]:
 def killed_and_continued(
     config: Path, run_dir: Path, place: str, call: int, *flags: str, by: int = signal.SIGKILL
 ) -> None:
-    def go(before: Callable[[], None] = lambda: None) -> int:
-        def action() -> int:
-            before()
-            return oat("train", config, "--run_dir", run_dir, *flags)
-
-        return forked(action, run_dir.parent / "log")
+    def go(before: Callable[[], None] | None = None) -> int:
+        return tried(run_dir.parent / "log", "train", config, "--run_dir", run_dir, *flags, before=before)
 
     assert go(lambda: kill_at(*named(place), call, signals=(by,))) == (75 if by == signal.SIGTERM else -by), (
         run_dir.parent / "log"

@@ -2,7 +2,7 @@
 
 import json
 
-from oat.data.prompt_set import Source, read_prompts
+from oat.data.prompts import Source, read_prompts
 
 RECORDS = [{"prompt": f'{n}+{n}=\n, "quoted"', "answer": str(2 * n), "note": "é☃"} for n in range(5)]
 

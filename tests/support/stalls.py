@@ -11,7 +11,7 @@ from apart_runs import ACTORS
 from fixtures import oat
 
 from oat.learner.learner import Learner
-from oat.runtime.crew import Member
+from oat.runtime.crew import WorkerProcess
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import buckets
 
@@ -48,9 +48,9 @@ class Watch:
         buckets.__defaults__ = (1500,)
 
     def _patch(self) -> None:
-        ask, sample, update = Member.ask, ActorPool.sample, Learner.update
+        ask, sample, update = WorkerProcess.ask, ActorPool.sample, Learner.update
 
-        def asked(member: Member, what: str, data: Any) -> Callable[[], Any]:
+        def asked(member: WorkerProcess, what: str, data: Any) -> Callable[[], Any]:
             reply = ask(member, what, data)
             self.flying[member.name] += 1
             self.most_calls = max(self.most_calls, self.flying[member.name])
@@ -75,7 +75,7 @@ class Watch:
                 self.held[self._updates] = dict(self._sizes())
             return update(learner, *rest)
 
-        Member.ask, ActorPool.sample, Learner.update = asked, sampled, stalled  # type: ignore[method-assign, assignment]
+        WorkerProcess.ask, ActorPool.sample, Learner.update = asked, sampled, stalled  # type: ignore[method-assign, assignment]
 
     def write(self, file: Path) -> None:
         """Write what was seen."""

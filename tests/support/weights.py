@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from oat.engines.torch import TorchEngine
-from oat.runtime.checksums import checksums
+from oat.runtime.transfer import checksums
 
 
 class Source:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oat.errors import ConfigError, ContractError
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 from oat.testing import check_explorer
 from oat.types import ENSEMBLE, Plan, Question
 

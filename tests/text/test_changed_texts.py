@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from chats import assistant, user
-from fixtures import oat, write_jsonl
+from fixtures import checked, write_jsonl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers_of_all_kinds import CHANGING, KINDS, LOSSY, save_kind
@@ -175,12 +175,9 @@ def test_check_counts_what_is_learned_otherwise_than_it_is_written(
         "engine": {"threads": 1},
     }
     (tmp_path / "oat.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    assert oat("check", tmp_path / "oat.yaml") == 0
-    told = capsys.readouterr().out.splitlines()
-    lines = [line.split(maxsplit=1)[1] for line in told if "tokenizer  " in line]
-    (unread,) = [line for line in told if "a call in their text that cannot be read" in line]
+    _, notes = checked(capsys, tmp_path / "oat.yaml")
+    changed, ordinary, unread = notes[:3]
     assert re.search(r"1 of 5 responses .*row 4: ", unread)
-    changed, ordinary = lines
     assert re.search(r"of 5 records that were compared, it changes 1\b.*the.xa0sky", changed)
     assert "'<|user|>' in 2 of 5 records" in ordinary
     assert "think" not in ordinary

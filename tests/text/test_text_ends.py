@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from oat.text.decoding import moved_ends, text_ends
 from oat.text.renderer import Renderer
-from oat.text.text_ends import moved_ends, text_ends
 
 STOP = "##"
 

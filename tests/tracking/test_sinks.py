@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat, told
+from fixtures import World, forked, kill_at, logged, named, oat, told
 from sink_runs import OWN, process
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.metrics import repeatable
 from oat.tracking import child
 from oat.tracking.child import Described, SinkProcess, finish_all
@@ -65,7 +65,7 @@ def test_a_sink_gets_the_rows_the_configuration_and_only_where_asked_the_texts(
         world.config("grpo", tmp_path, {"tracking.sinks": sinks, "tracking.samples": 2}),
         tmp_path / "grpo",
     )
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert logged(tmp_path / "log", "train", config) == 0, (tmp_path / "log").read_text()
     loud, quiet = written(run_dir), written(run_dir, "quiet.jsonl")
     assert are_its_rows(loud, run_dir)
     assert are_its_rows(quiet, run_dir)
@@ -99,7 +99,7 @@ def test_each_row_once_over_a_kill_and_a_fork_begins_its_own(
         forked(lambda: kill_at(*named(place), call, after=True) or oat("train", config), log)
         == -signal.SIGKILL
     )
-    assert forked(lambda: oat("train", config), log) == 0, log.read_text()
+    assert logged(log, "train", config) == 0, log.read_text()
     found = written(run_dir)
     assert are_its_rows(found, run_dir)
     ids = [record["id"] for record in found if "id" in record]
@@ -193,7 +193,7 @@ def test_no_way_to_fail_touches_training(world: World, tmp_path: Path) -> None:
             "wait_s": 120,
         },
     ]
-    assert forked(lambda: oat("train", plain), tmp_path / "plain") == 0
+    assert logged(tmp_path / "plain", "train", plain) == 0
     flags = ("--run_dir", run_dir, "--tracking.sinks", json.dumps(sinks))
     assert forked(lambda: told("train", plain, *flags), log) == 0, log.read_text()
     assert digest_run(run_dir) == digest_run(tmp_path / "grpo")
@@ -353,9 +353,9 @@ def test_a_run_directory_may_be_moved(world: World, tmp_path: Path) -> None:
         world.config("grpo", tmp_path, {"tracking.sinks": [own()], "stop.max_steps": 2, "evaluation": None}),
         tmp_path / "log",
     )
-    assert forked(lambda: oat("train", config), log) == 0
+    assert logged(log, "train", config) == 0
     shutil.move(tmp_path / "grpo", tmp_path / "moved")
-    assert (
-        forked(lambda: oat("train", config, "--run_dir", tmp_path / "moved", "--stop.max_steps", 3), log) == 0
-    ), log.read_text()
+    assert logged(log, "train", config, "--run_dir", tmp_path / "moved", "--stop.max_steps", 3) == 0, (
+        log.read_text()
+    )
     assert are_its_rows(written(tmp_path / "moved"), tmp_path / "moved")

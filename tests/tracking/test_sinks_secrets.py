@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, oat
+from fixtures import World, checked, oat
 from sink_runs import OWN, process
 
 from oat import Trainer
@@ -193,10 +193,6 @@ def test_check_says_where_the_rows_go(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sinks = ["files", {"name": f"{OWN}:Rows", "samples": True}]
-    assert (
-        oat("check", world.config("dpo", tmp_path, {"tracking.sinks": sinks, "tracking.tensorboard": True}))
-        == 0
-    )
-    assert re.search(
-        rf"sinks +{re.escape(str(OWN))}:Rows \(with texts\), tensorboard\n", capsys.readouterr().out
-    )
+    changes = {"tracking.sinks": sinks, "tracking.tensorboard": True}
+    said, _ = checked(capsys, world.config("dpo", tmp_path, changes))
+    assert said["sinks"] == f"{OWN}:Rows (with texts), tensorboard"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, logged, named, oat
 
 from oat.config.settings import TrackingConfig
 from oat.tracking.child import SinkProcess, finish_all
@@ -77,9 +77,7 @@ def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points
         == -signal.SIGKILL
     )
     for flags in ((), ("--stop.max_steps", 6)):
-        assert forked(lambda flags=flags: oat("train", config, *flags), tmp_path / "log") == 0, (
-            tmp_path / "log"
-        ).read_text()
+        assert logged(tmp_path / "log", "train", config, *flags) == 0, (tmp_path / "log").read_text()
         assert are_its_rows(points(run_dir), run_dir)
     assert [row["step"] for row in rows_of(run_dir)] == list(range(7))
 
@@ -91,10 +89,10 @@ def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points
 @needs_library
 def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, points: Points) -> None:
     config, run_dir = world.config("dpo", tmp_path, {"stop.max_steps": 2}), tmp_path / "dpo"
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     assert not (run_dir / "tensorboard").exists(), "off by default"
     flags = ("--tracking.tensorboard", "true", "--stop.max_steps", 4)
-    assert forked(lambda: oat("train", config, *flags), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config, *flags) == 0
     assert are_its_rows(points(run_dir), run_dir)
 
 
@@ -108,10 +106,10 @@ def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path
     config = world.config("dpo", tmp_path, {**ON, "stop.max_steps": 2})
     run_dir = tmp_path / "dpo"
     elsewhere = tmp_path / "elsewhere"
-    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config) == 0
     (run_dir / "tensorboard").rename(elsewhere)
     (run_dir / "tensorboard").symlink_to(elsewhere)
-    assert forked(lambda: oat("train", config, "--stop.max_steps", 3), tmp_path / "log") == 0
+    assert logged(tmp_path / "log", "train", config, "--stop.max_steps", 3) == 0
     assert are_its_rows(points(run_dir), run_dir)
     assert (run_dir / "tensorboard").is_symlink()
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fixtures import NO_MLFLOW, NO_WANDB, World, forked, kill_at, named, oat, told
 
-from oat.commands.export import digest_run
+from oat.commands.digest import digest_run
 from oat.metrics import repeatable
 from oat.tracking.leftovers import VARIABLE
 

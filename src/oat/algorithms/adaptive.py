@@ -5,16 +5,22 @@ They are a state of the objective, and follow from recorded responses and the we
 continued run has the weights of the unbroken one.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
-from oat.algorithms.rows import StartValues
-from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
-from oat.functional.kl import adapted_coef, kl_k3
+from oat.algorithms.rows import OldValues
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 class AdaptiveWeights:
@@ -37,14 +43,14 @@ class AdaptiveWeights:
         c = self.config
         return self.kl if c.kl_target is not None and not c.kl_coef else c.kl_reward_coef
 
-    def adapt(self, start: StartValues, num_rows: int, metrics: dict[str, float]) -> dict[str, torch.Tensor]:
+    def adapt(self, start: OldValues, num_rows: int, metrics: dict[str, float]) -> dict[str, torch.Tensor]:
         """Adapt the weights to the policy before the step's update. Return those of the loss as columns, and
         add all to the metrics."""
         columns: dict[str, torch.Tensor] = {}
         c, entropy = self.config, self.config.entropy
         if c.kl_target is not None:
-            divergence = _mean(kl_k3(start.read("raw_K"), start.read("reference_K")))
-            self.kl = adapted_coef(
+            divergence = _mean(F.kl.kl_k3(start.read("raw_K"), start.read("reference_K")))
+            self.kl = F.kl.adapted_coef(
                 self.kl, divergence, target=c.kl_target, samples=num_rows, horizon=c.kl_horizon
             )
             if c.kl_coef:
@@ -52,10 +58,10 @@ class AdaptiveWeights:
             metrics["kl/coef"] = self.kl
         if entropy.target is not None:
             present = _mean(start.read("entropy_K"))
-            self.entropy = adapted_entropy_coef(
+            self.entropy = F.entropy.adapted_entropy_coef(
                 self.entropy, present, target=entropy.target, step=entropy.step, highest=entropy.highest
             )
-            applied = applied_entropy_coef(self.entropy, present, target=entropy.target)
+            applied = F.entropy.applied_entropy_coef(self.entropy, present, target=entropy.target)
             columns["entropy_coef_N"] = torch.full((num_rows,), applied, dtype=torch.float64)
             metrics["policy/entropy_coef"] = applied
         return columns

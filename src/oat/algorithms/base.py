@@ -9,21 +9,30 @@ The reduction of losses reads four columns; a missing column counts as all ones:
 A loss may name another mask than `mask_K` (`Loss.mask`).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
 from oat.errors import ContractError, shown
-from oat.functional.segments import segment_mean, segment_sum
+from oat.lazy import lazily
 from oat.types import UNASKED, Batch, Feedback, IsUsable, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Check, Derived, RunFacts
 
-Outputs = Mapping[str, Mapping[str, torch.Tensor]]
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
+
+
+Outputs: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
 """Results of a forward pass, by the name of the model and the name of the value: {"policy": {"sampled": (K,),
 "entropy": (K,)}, "critic": {"value": (K,)}}."""
 
@@ -51,11 +60,11 @@ class View:
 
     def row_sum(self, values_K: torch.Tensor) -> torch.Tensor:
         """Return the sum over the trained tokens of each row, (N,)."""
-        return segment_sum(values_K, self.row_of_K, self.num_rows)
+        return F.segments.segment_sum(values_K, self.row_of_K, self.num_rows)
 
     def row_mean(self, values_K: torch.Tensor) -> torch.Tensor:
         """Return the mean over the trained tokens of each row, (N,); 0 for a row without a trained token."""
-        return segment_mean(values_K, self.row_of_K, self.num_rows)
+        return F.segments.segment_mean(values_K, self.row_of_K, self.num_rows)
 
 
 OF_RESPONSES = frozenset({"response/length", "response/truncated_frac"})
@@ -402,7 +411,7 @@ def used_advantages(batch: Batch, items: Sequence[Item]) -> list[list[float | No
     if "advantages_N" in columns:
         values_N = columns["advantages_N"]
     elif "advantages_K" in columns:
-        values_N = segment_mean(columns["advantages_K"], row_index(rows), len(rows))
+        values_N = F.segments.segment_mean(columns["advantages_K"], row_index(rows), len(rows))
     else:
         return None
     # numpy's text of a float32 is the shortest one that gives the number back

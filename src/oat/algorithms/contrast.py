@@ -27,13 +27,13 @@ Departures from the papers, in addition to those of `direct.py`:
 Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
 from oat.algorithms.direct import (
@@ -45,9 +45,15 @@ from oat.algorithms.direct import (
     check_field,
 )
 from oat.algorithms.pairs import halves
-from oat.functional import contrast, preference
-from oat.functional.segments import segment_sum
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Loss, Requires
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,9 @@ class EXO(WithReference):
     config: EXOConfig
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return contrast.exo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
+        return F.contrast.exo_loss(
+            margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing
+        )
 
 
 class DiscoPOP(WithReference):
@@ -134,7 +142,7 @@ class DiscoPOP(WithReference):
     config: DiscoPOPConfig
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return contrast.discopop_loss(margin_U, beta=self.config.beta, tau=self.config.tau)
+        return F.contrast.discopop_loss(margin_U, beta=self.config.beta, tau=self.config.tau)
 
 
 class Ratios(WithReference):
@@ -142,37 +150,42 @@ class Ratios(WithReference):
     `loss`."""
 
     Config = WithReferenceConfig
-    loss: Callable[..., torch.Tensor]
-    """Function that returns the losses, (U,), from the chosen and the rejected responses' log-ratios, (U,)
-    each, and beta."""
+
+    def loss(self, chosen_U: torch.Tensor, rejected_U: torch.Tensor) -> torch.Tensor:
+        """Return the losses, (U,), from the log-ratios of the chosen and of the rejected responses, (U,)."""
+        raise NotImplementedError
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy_N, reference_N = self.logps(outputs, view)
-        return {
-            "loss/preference": Loss(
-                self.loss(*halves(policy_N - reference_N), beta=self.config.beta), per="pair"
-            )
-        }
+        return {"loss/preference": Loss(self.loss(*halves(policy_N - reference_N)), per="pair")}
 
 
 class NCA(Ratios):
     name = "nca"
-    loss = staticmethod(contrast.nca_loss)
+
+    def loss(self, chosen_U: torch.Tensor, rejected_U: torch.Tensor) -> torch.Tensor:
+        return F.contrast.nca_loss(chosen_U, rejected_U, beta=self.config.beta)
 
 
 class APOZero(Ratios):
     name = "apo_zero"
-    loss = staticmethod(contrast.apo_zero_loss)
+
+    def loss(self, chosen_U: torch.Tensor, rejected_U: torch.Tensor) -> torch.Tensor:
+        return F.contrast.apo_zero_loss(chosen_U, rejected_U, beta=self.config.beta)
 
 
 class APODown(Ratios):
     name = "apo_down"
-    loss = staticmethod(contrast.apo_down_loss)
+
+    def loss(self, chosen_U: torch.Tensor, rejected_U: torch.Tensor) -> torch.Tensor:
+        return F.contrast.apo_down_loss(chosen_U, rejected_U, beta=self.config.beta)
 
 
 class SPPOHard(Ratios):
     name = "sppo_hard"
-    loss = staticmethod(contrast.sppo_hard_loss)
+
+    def loss(self, chosen_U: torch.Tensor, rejected_U: torch.Tensor) -> torch.Tensor:
+        return F.contrast.sppo_hard_loss(chosen_U, rejected_U, beta=self.config.beta)
 
 
 class AOT(WithReference):
@@ -195,18 +208,21 @@ class AOT(WithReference):
         if not batch.size:
             return batch
         row_of_K, reference_K = row_index(batch.rows), batch.columns["reference_logps_K"]
-        policy_N = segment_sum(forward("policy", batch.rows, {"raw"})["raw"], row_of_K, batch.size)
-        reference_N = segment_sum(reference_K, row_of_K, batch.size)
+        policy_N = F.segments.segment_sum(forward("policy", batch.rows, {"raw"})["raw"], row_of_K, batch.size)
+        reference_N = F.segments.segment_sum(reference_K, row_of_K, batch.size)
         if self.config.form == "unpaired":
-            return _repaired(batch, contrast.rank_matches(*halves(policy_N - reference_N)))
+            return _repaired(batch, F.contrast.rank_matches(*halves(policy_N - reference_N)))
         policy_U, reference_U = policy_N[0::2] - policy_N[1::2], reference_N[0::2] - reference_N[1::2]
         return replace(
             batch,
-            columns={**batch.columns, "matched_U": reference_U[contrast.rank_matches(policy_U, reference_U)]},
+            columns={
+                **batch.columns,
+                "matched_U": reference_U[F.contrast.rank_matches(policy_U, reference_U)],
+            },
         )
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.dpo_loss(margin_U, beta=self.config.beta)
+        return F.preference.dpo_loss(margin_U, beta=self.config.beta)
 
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
         if self.config.form == "unpaired":
@@ -232,7 +248,7 @@ class ORPO(ReferenceFree):
     config: ORPOConfig
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        terms_U = contrast.orpo_loss(*halves(view.row_mean(outputs["policy"]["raw"])))
+        terms_U = F.contrast.orpo_loss(*halves(view.row_mean(outputs["policy"]["raw"])))
         return {
             "loss/preference": Loss(terms_U, per="pair", coef=self.config.beta),
             "loss/sft": self.chosen_nll(outputs, view),
@@ -248,7 +264,7 @@ class CPO(ReferenceFree):
     config: CPOConfig
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        terms_U = contrast.cpo_loss(*halves(view.row_sum(outputs["policy"]["raw"])), beta=self.config.beta)
+        terms_U = F.contrast.cpo_loss(*halves(view.row_sum(outputs["policy"]["raw"])), beta=self.config.beta)
         losses = {"loss/preference": Loss(terms_U, per="pair")}
         return (
             {**losses, "loss/sft": self.chosen_nll(outputs, view, self.config.sft_weight)}

@@ -1,14 +1,22 @@
 """The section `correction` of policy gradients: weights for tokens that other weights, or another arithmetic,
 drew than those of the old policy (`functional/corrections.py`)."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from oat.errors import ConfigError
-from oat.functional.corrections import Level, masked_weights, truncated_weights
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
+
 
 _BOUNDS: dict[str, tuple[float | None, float]] = {"truncate": (None, 2.0), "mask": (0.5, 5.0)}
 """The bounds that a form has by default."""
@@ -22,7 +30,7 @@ class CorrectionConfig:
     form: Literal["none", "truncate", "mask"] = "none"
     """`truncate`: the weight is k, at most `high` (truncated importance sampling). `mask`: the weight is k,
     and 0 where k is outside of `low` and `high` (with `level: token`: IcePop)."""
-    level: Level = "token"
+    level: Literal["token", "sequence", "geometric"] = "token"
     """Whose ratio k is. `token`: the token's own. `sequence`: the product over the tokens of the response.
     `geometric`: the geometric mean over them."""
     low: float | None = None
@@ -75,9 +83,11 @@ def correction_weights(
     low, high = config.bounds
     given = (old_K, recorded_K, row_of_K, num_rows)
     if config.form == "truncate":
-        weights_K, changed_K = truncated_weights(*given, level=config.level, cap=high, floor=low)
+        weights_K, changed_K = F.corrections.truncated_weights(
+            *given, level=config.level, cap=high, floor=low
+        )
     else:
-        weights_K, changed_K = masked_weights(*given, level=config.level, low=low, high=high)
+        weights_K, changed_K = F.corrections.masked_weights(*given, level=config.level, low=low, high=high)
     has_tokens = len(weights_K) > 0
     return weights_K, {
         "correction/weight": float(weights_K.mean()) if has_tokens else 1.0,

@@ -12,17 +12,25 @@ there is no difference, and no step or turn ends at the last token, nothing is e
 is no reward, and estimators do not compare it with the others.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.rows import ScoredRows
 from oat.algorithms.step_rewards import step_tokens, turn_tokens
+from oat.lazy import lazily
 from oat.types import Answer, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
+
 
 Credit = Literal["response", "steps", "turns"]
 _ROUNDING = 1e-6
@@ -31,7 +39,7 @@ float32."""
 
 
 @dataclass(frozen=True, eq=False)
-class Earned:
+class CreditedRewards:
     """The E rewards of a step's N rows, row after row. Each row has at least one, and its last one is at its
     last trained token.
 
@@ -64,7 +72,7 @@ class Earned:
         """Return the index, among the E rewards, of each row's last one, (N,)."""
         return self.row_of_E.bincount().cumsum(0) - 1
 
-    def only(self, kept_N: torch.Tensor, lengths_N: torch.Tensor) -> "Earned":
+    def only(self, kept_N: torch.Tensor, lengths_N: torch.Tensor) -> "CreditedRewards":
         """Return the rewards of the rows where `kept_N` is True. Rows and tokens are numbered from 0 again.
 
         Args:
@@ -76,7 +84,7 @@ class Earned:
         tokens_E = self.token_of_E[kept_E]
         has_token_E = tokens_E >= 0
         tokens_E[has_token_E] = token_of_K[tokens_E[has_token_E]]
-        return Earned(
+        return CreditedRewards(
             self.rewards_E[kept_E],
             row_of_N[self.row_of_E[kept_E]],
             tokens_E,
@@ -95,7 +103,7 @@ class Earned:
         return torch.zeros(num_tokens).index_add(0, self.token_of_E[has_token_E], rewards_E[has_token_E])
 
 
-def earned(scored: ScoredRows, credit: Credit) -> Earned:
+def earned(scored: ScoredRows, credit: Credit) -> CreditedRewards:
     """Return the rewards of rows, of which each has a score, at the places where they are earned."""
     rewards: list[float] = []
     rows: list[int] = []
@@ -115,7 +123,7 @@ def earned(scored: ScoredRows, credit: Credit) -> Earned:
             lengths.append(token + 1 - before if count else 0)
             before = token + 1
         start += count
-    return Earned(
+    return CreditedRewards(
         torch.tensor(rewards, dtype=torch.float32),
         torch.tensor(rows, dtype=torch.long),
         torch.tensor(tokens, dtype=torch.long),

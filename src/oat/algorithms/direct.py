@@ -41,19 +41,28 @@ left out, and an explorer selects pairs.
 Not handled: more than one pair per group. `contrast.py` has more losses.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View
 from oat.algorithms.pairs import halves, pair_batch, teaches
 from oat.errors import ConfigError
-from oat.functional import preference
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Item, Loss, Mark, Plan, Requires
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
+
 
 Undecided = Literal["mask", "half"]
 """Treatment of a pair without a winner. `mask`: the pair is left out. `half`: its loss is the mean of two
@@ -268,7 +277,7 @@ class WithReference(Direct):
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
         """Return the (U,) margins h of the pairs, nats."""
         policy_N, reference_N = self.logps(outputs, view)
-        return preference.dpo_margin(*halves(policy_N), *halves(reference_N))
+        return F.preference.dpo_margin(*halves(policy_N), *halves(reference_N))
 
     def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probabilities of the responses under the policy and under the reference, (N,) each,
@@ -299,7 +308,7 @@ class DPO(WithReference):
         return losses
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.dpo_loss(
+        return F.preference.dpo_loss(
             margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing
         )
 
@@ -307,14 +316,14 @@ class DPO(WithReference):
         c, counted_K = self.config, torch.ones_like(outputs["policy"]["raw"])
         given = (outputs["policy"]["raw"], view["reference_logps_K"], counted_K)
         policy_N, reference_N, counted_N = (view.row_sum(self._counted(each, view)) for each in given)
-        margin_U = preference.dpo_margin(*halves(policy_N), *halves(reference_N))
+        margin_U = F.preference.dpo_margin(*halves(policy_N), *halves(reference_N))
         if c.length_alpha:
-            margin_U = preference.length_margin(
+            margin_U = F.preference.length_margin(
                 margin_U, *halves(response_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta
             )
         if c.positive_lambda:
             (policy_U, _), (reference_U, _), (counted_U, _) = map(halves, (policy_N, reference_N, counted_N))
-            margin_U = preference.positive_margin(
+            margin_U = F.preference.positive_margin(
                 margin_U, policy_U, reference_U, weight=c.positive_lambda, rounding_U=ROUNDING * counted_U
             )
         return margin_U
@@ -324,14 +333,14 @@ class DPO(WithReference):
         alpha = self.config.ld_alpha
         if alpha == 1:
             return values_K
-        return preference.length_desensitised(values_K, view.row_of_K, view.num_rows, alpha=alpha)
+        return F.preference.length_desensitised(values_K, view.row_of_K, view.num_rows, alpha=alpha)
 
 
 class RobustDPO(DPO):
     name = "robust_dpo"
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.robust_dpo_loss(
+        return F.preference.robust_dpo_loss(
             margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing
         )
 
@@ -342,7 +351,7 @@ class IPO(WithReference):
     config: IPOConfig
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.ipo_loss(margin_U, beta=self.config.beta)
+        return F.preference.ipo_loss(margin_U, beta=self.config.beta)
 
     def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         if self.config.normalize == "sum":
@@ -355,7 +364,7 @@ class SLiC(WithReference):
     Config = WithReferenceConfig
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.hinge_loss(margin_U, beta=self.config.beta)
+        return F.preference.hinge_loss(margin_U, beta=self.config.beta)
 
 
 class SimPO(Direct):
@@ -366,11 +375,11 @@ class SimPO(Direct):
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         c, means_N = self.config, view.row_mean(outputs["policy"]["raw"])
-        margin_U = preference.simpo_margin(*halves(means_N), gamma_beta_ratio=c.gamma_beta_ratio)
+        margin_U = F.preference.simpo_margin(*halves(means_N), gamma_beta_ratio=c.gamma_beta_ratio)
         if c.loss == "hinge":
-            terms_U = preference.hinge_loss(margin_U, beta=c.beta)
+            terms_U = F.preference.hinge_loss(margin_U, beta=c.beta)
         else:
-            terms_U = preference.dpo_loss(margin_U, beta=c.beta, label_smoothing=c.label_smoothing)
+            terms_U = F.preference.dpo_loss(margin_U, beta=c.beta, label_smoothing=c.label_smoothing)
         return {"loss/preference": Loss(terms_U, per="pair")}
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
@@ -386,9 +395,9 @@ class BNF(Direct):
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy = outputs["policy"]
         scores_N = view.row_sum(
-            preference.bnf_scores(policy["raw"], view["reference_logps_K"], policy["entropy"])
+            F.preference.bnf_scores(policy["raw"], view["reference_logps_K"], policy["entropy"])
         )
-        terms_U = preference.bnf_loss(
+        terms_U = F.preference.bnf_loss(
             *halves(scores_N),
             *halves(response_lengths(outputs, view)),
             own_length=self.config.normalize == "own",

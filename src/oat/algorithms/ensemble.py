@@ -29,18 +29,25 @@ Departures from the sources' code:
 5. The gradient may be clipped (`max_grad_norm`), and the prior may have the form `map`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn.functional import logsigmoid
 
 from oat.algorithms.base import Forward, Objective, Outputs, View, states_want
 from oat.errors import CheckpointError, warn
 from oat.explore.pair_buffer import PairBuffer, Sampled
 from oat.explore.settings import EnsembleConfig
+from oat.lazy import lazily
 from oat.types import ENSEMBLE, Batch, Feedback, Item, Loss, Plan, Requires, Segment, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
+
 
 __all__ = ["EnsembleConfig", "EnsembleLearning"]
 
@@ -120,7 +127,7 @@ class EnsembleLearning(Objective):
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         weight = self.config.weight_of_prior(float(view["labelled_N"][0]))
-        terms_U = -logsigmoid(self._margin(outputs)).mean(dim=1)
+        terms_U = -torch.nn.functional.logsigmoid(self._margin(outputs)).mean(dim=1)
         return {
             "loss/ensemble": Loss(terms_U, per="pair"),
             "loss/prior": Loss(outputs["ensemble"]["prior"], per="step", coef=weight),

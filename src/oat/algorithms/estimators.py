@@ -1,26 +1,23 @@
 """Estimators of advantages: from the rewards of a step to one number for each response, by name or by path;
 and those by path that see a critic's values, with one number for each token."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from oat.errors import ConfigError, ContractError, shown
-from oat.functional.advantages import (
-    batch_centred,
-    batch_scaled,
-    best_of_group,
-    group_advantages,
-    leave_one_out,
-    leave_one_out_max,
-    leave_responses_out,
-    length_weighted,
-)
-from oat.functional.values import step_advantages
+from oat.lazy import lazily
 from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +46,7 @@ class Rewards:
     row_of_N: torch.Tensor | None = None
 
 
-Estimator = Callable[[Rewards], torch.Tensor]
+Estimator: TypeAlias = "Callable[[Rewards], torch.Tensor]"
 """Makes the (N,) advantages of rewards; 0 where a reward is missing."""
 
 
@@ -81,7 +78,7 @@ class Places:
     num_rows: int
 
 
-TokenEstimator = Callable[[Places], torch.Tensor]
+TokenEstimator: TypeAlias = "Callable[[Places], torch.Tensor]"
 """Makes the (L,) advantages of places. The critic's targets are these plus the values."""
 
 
@@ -91,7 +88,9 @@ def _none(given: Rewards) -> torch.Tensor:
 
 def _group(given: Rewards, *, normalise: bool) -> torch.Tensor:
     place = (given.rewards_N, given.group_of_N, given.num_groups)
-    return group_advantages(*place, valid_N=given.valid_N, normalise=normalise, eps=given.std_eps)
+    return F.advantages.group_advantages(
+        *place, valid_N=given.valid_N, normalise=normalise, eps=given.std_eps
+    )
 
 
 def _plain(function: Callable[..., torch.Tensor]) -> Estimator:
@@ -102,29 +101,29 @@ def _plain(function: Callable[..., torch.Tensor]) -> Estimator:
 def _without_own(given: Rewards, *, largest: bool) -> torch.Tensor:
     """Compare rewards with those of the group's other responses."""
     if given.row_of_N is None:
-        return _plain(leave_one_out_max if largest else leave_one_out)(given)
+        return _plain(F.advantages.leave_one_out_max if largest else F.advantages.leave_one_out)(given)
     place = (given.rewards_N, given.row_of_N, given.group_of_N, given.num_groups)
-    return leave_responses_out(*place, valid_E=given.valid_N, largest=largest)
+    return F.advantages.leave_responses_out(*place, valid_E=given.valid_N, largest=largest)
 
 
 def _batch_norm(given: Rewards) -> torch.Tensor:
     place = (given.rewards_N, given.group_of_N, given.num_groups)
-    return batch_scaled(*place, valid_N=given.valid_N, eps=given.std_eps)
+    return F.advantages.batch_scaled(*place, valid_N=given.valid_N, eps=given.std_eps)
 
 
 def _batch_mean(given: Rewards) -> torch.Tensor:
-    return batch_centred(given.rewards_N, valid_N=given.valid_N)
+    return F.advantages.batch_centred(given.rewards_N, valid_N=given.valid_N)
 
 
 def _length_weighted(given: Rewards) -> torch.Tensor:
     place = (given.rewards_N, given.lengths_N, given.group_of_N, given.num_groups)
-    return length_weighted(*place, valid_N=given.valid_N)
+    return F.advantages.length_weighted(*place, valid_N=given.valid_N)
 
 
 def _vine(given: Rewards) -> torch.Tensor:
     assert given.values_N is not None, "with `vine`, each reward has the value before its step"
     assert given.row_of_N is not None, "with `vine`, each reward belongs to a response"
-    return step_advantages(given.rewards_N, given.values_N, given.row_of_N).nan_to_num(0.0)
+    return F.values.step_advantages(given.rewards_N, given.values_N, given.row_of_N).nan_to_num(0.0)
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -136,7 +135,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "leave_one_out": lambda given: _without_own(given, largest=False),
     "leave_one_out_max": lambda given: _without_own(given, largest=True),
     "length_weighted": _length_weighted,
-    "best_of_group": _plain(best_of_group),
+    "best_of_group": lambda given: _plain(F.advantages.best_of_group)(given),
     "vine": _vine,
 }
 """The estimator of each name that `algorithm.advantage` may have."""

@@ -41,9 +41,10 @@ Corrections for a lagging sampler, the shaping of rewards, and what else the alg
 `policy_gradient.py`.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from oat.algorithms.group_config import (
     CISPOConfig,
@@ -60,8 +61,14 @@ from oat.algorithms.group_config import (
 )
 from oat.algorithms.policy_gradient import PolicyGradient
 from oat.errors import ConfigError
+from oat.lazy import lazily
 from oat.types import Loss
 from oat.types.part import Derived, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
 
 
 class ReducedPolicyGradient(PolicyGradient):

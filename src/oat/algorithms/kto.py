@@ -31,20 +31,27 @@ of KL(policy || reference), the metric is biased in three cases:
 Not handled: weights computed from the share of desirable responses; the weights are settings.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.direct import check_beta, check_field, reference_gap
 from oat.algorithms.rows import scored_rows
-from oat.functional.contrast import kto_loss
-from oat.functional.kl import kl_k3
-from oat.functional.segments import segment_sum
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ class KTO(Objective):
         )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        terms_U = kto_loss(
+        terms_U = F.contrast.kto_loss(
             self._log_ratios(outputs, view), view["is_desirable_U"], view["baseline_U"], beta=self.config.beta
         )
         return {"loss/preference": Loss(terms_U, per="pair")}
@@ -148,7 +155,7 @@ class KTO(Objective):
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         rewards_U, is_desirable_U = self.config.beta * self._log_ratios(outputs, view), view["is_desirable_U"]
         k3_K, is_sampled_K = (
-            kl_k3(outputs["policy"]["raw"], view["reference_logps_K"]),
+            F.kl.kl_k3(outputs["policy"]["raw"], view["reference_logps_K"]),
             view["is_sampled_N"][view.row_of_K],
         )
         return {
@@ -186,4 +193,4 @@ def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 def _mean_log_ratio(rows: Sequence[Trajectory], forward: Forward) -> float:
     """Return the mean over rows of the row's log-ratio, which is a sum over its trained tokens, nats."""
     policy_K, reference_K = (forward(model, rows, {"raw"})["raw"] for model in ("policy", "reference"))
-    return float(segment_sum(policy_K - reference_K, row_index(rows), len(rows)).mean())
+    return float(F.segments.segment_sum(policy_K - reference_K, row_index(rows), len(rows)).mean())

@@ -1,12 +1,20 @@
 """Batches of pairs: from compared responses to the rows and columns that the losses of pairs read."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, is_even
+from oat.lazy import lazily
 from oat.types import ENSEMBLE, UNASKED, Batch, Feedback, Item, Mark, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
 
 
 def pair_batch(

@@ -13,41 +13,37 @@
 old policy. An algorithm chooses the reduction (`reduced`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.adaptive import AdaptiveWeights
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.corrections import correction_weights
-from oat.algorithms.credit import Earned, earned, turn_ends
+from oat.algorithms.credit import CreditedRewards, earned, turn_ends
 from oat.algorithms.estimators import Estimator, Rewards, find_estimator
 from oat.algorithms.group_sizes import group_checks
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
-from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_values
+from oat.algorithms.rows import OldValues, ScoredRows, scored_rows, start_values
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
 from oat.algorithms.vine import earned_by_steps
 from oat.errors import ConfigError, warn
-from oat.functional.advantages import (
-    clipped_advantages,
-    standardised,
-    whiten,
-    whiten_biased,
-    whiten_in_groups,
-)
-from oat.functional.corrections import on_policy_mask
-from oat.functional.kl import KL_ESTIMATORS, kl_k3, unbiased_kl
-from oat.functional.policy import log_ratio
-from oat.functional.returns import affine_scan, discounted_returns
-from oat.functional.reward_shaping import clip_filter_weights
-from oat.functional.surrogates import policy_drift
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
 from oat.types.part import Check, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 class PolicyGradient(Objective):
@@ -171,9 +167,11 @@ class PolicyGradient(Objective):
         losses = {"loss/policy": self.reduced(terms_K * self._gradient_weights(outputs, view))}
         old_K = view["old_logps_K"]
         if c.drift_coef:
-            losses["loss/drift"] = self.reduced(policy_drift(policy["sampled"], old_K), coef=c.drift_coef)
+            losses["loss/drift"] = self.reduced(
+                F.surrogates.policy_drift(policy["sampled"], old_K), coef=c.drift_coef
+            )
         if c.tokens.covariance_kl:
-            drift_K = policy_drift(policy["sampled"], old_K) * view["covariance_kl_K"]
+            drift_K = F.surrogates.policy_drift(policy["sampled"], old_K) * view["covariance_kl_K"]
             losses["loss/covariance_kl"] = self.reduced(drift_K, coef=c.tokens.covariance_kl_coef)
         if c.kl_coef:
             losses["loss/kl"] = self.reduced(self._kl(policy, view), coef=_coef(view, "kl_coef_N", c.kl_coef))
@@ -184,7 +182,7 @@ class PolicyGradient(Objective):
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         policy = outputs["policy"]
-        ratio_K = log_ratio(policy["sampled"], view["old_logps_K"]).exp()
+        ratio_K = F.policy.log_ratio(policy["sampled"], view["old_logps_K"]).exp()
         values = {
             "policy/clipped_frac": (self._surrogate(outputs, view)[1], "K"),
             "policy/entropy": (policy["entropy"], "K"),
@@ -195,9 +193,9 @@ class PolicyGradient(Objective):
             gap_K = (policy["sampled"] - view["old_logps_K"]).abs()
             values |= {"logps/recorded_gap": (gap_K, "K"), "logps/recorded_gap_max": (gap_K, "max")}
         if self.config.target_kl is not None:
-            values["kl/old"] = (kl_k3(view["old_logps_K"], policy["sampled"]), "K")
+            values["kl/old"] = (F.kl.kl_k3(view["old_logps_K"], policy["sampled"]), "K")
         if self.has_reference:
-            values["kl/reference"] = (kl_k3(policy["raw"], view["reference_logps_K"]), "K")
+            values["kl/reference"] = (F.kl.kl_k3(policy["raw"], view["reference_logps_K"]), "K")
         return values
 
     def ends_passes(self, values: Mapping[str, float]) -> bool:
@@ -212,7 +210,7 @@ class PolicyGradient(Objective):
         self.weights.load_state(state)
         self.shaping.load_state(state)
 
-    def estimated(self, scored: ScoredRows, rewards: Earned) -> torch.Tensor:
+    def estimated(self, scored: ScoredRows, rewards: CreditedRewards) -> torch.Tensor:
         """Return the advantage of each of the E rewards by the chosen estimator, (E,). Rewards of steps or
         turns of a response that is alone in its group have advantage 0 if an estimator of ours compares
         groups."""
@@ -238,14 +236,16 @@ class PolicyGradient(Objective):
         if weight is None:
             return advantages_E
         total_N = rewards.by_row(rewards.rewards_E)
-        weights_N = clip_filter_weights(total_N, scored.group_of_N, scored.num_groups, flat_weight=weight)
+        weights_N = F.reward_shaping.clip_filter_weights(
+            total_N, scored.group_of_N, scored.num_groups, flat_weight=weight
+        )
         return advantages_E * weights_N[row_of_E]
 
     def advantage_columns(
         self,
         scored: ScoredRows,
-        estimates: Earned,
-        start: StartValues,
+        estimates: CreditedRewards,
+        start: OldValues,
         forward: Forward,
         metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
@@ -264,7 +264,7 @@ class PolicyGradient(Objective):
         advantages_E = estimates.rewards_E
         if not self.config.weighs_tokens:
             if self.config.whitens_responses:
-                advantages_E = standardised(advantages_E, eps=self.config.std_eps)
+                advantages_E = F.advantages.standardised(advantages_E, eps=self.config.std_eps)
             return {"advantages_N": self.clipped_advantages(advantages_E)}
         if self.config.branches:
             penalties_K = self.token_rewards(estimates, start, torch.zeros_like(advantages_E))
@@ -281,15 +281,17 @@ class PolicyGradient(Objective):
         all_K = torch.ones_like(advantages_K)
         if self.config.whiten_over == "group":
             group_of_K = scored.group_of_N[row_index(scored.rows)]
-            return whiten_in_groups(advantages_K, all_K, group_of_K, scored.num_groups)
-        return (whiten if self.config.whiten_over == "step" else whiten_biased)(advantages_K, all_K)
+            return F.advantages.whiten_in_groups(advantages_K, all_K, group_of_K, scored.num_groups)
+        return (F.advantages.whiten if self.config.whiten_over == "step" else F.advantages.whiten_biased)(
+            advantages_K, all_K
+        )
 
     def returns(self, scored: ScoredRows, rewards_K: torch.Tensor) -> torch.Tensor:
         """Return the discounted sum of rewards from each token to the end of its row, (K,)."""
         row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
         if self.config.turn_gamma == 1:
-            return discounted_returns(rewards_K, row_of_K, num_rows, gamma=self.config.gamma)
-        return affine_scan(rewards_K, self.discounts(scored))
+            return F.returns.discounted_returns(rewards_K, row_of_K, num_rows, gamma=self.config.gamma)
+        return F.returns.affine_scan(rewards_K, self.discounts(scored))
 
     def discounts(self, scored: ScoredRows) -> torch.Tensor:
         """Return the discount between each token and the next one of its row, (K,); 0 for the last."""
@@ -302,17 +304,21 @@ class PolicyGradient(Objective):
     def clipped_advantages(self, advantages: torch.Tensor) -> torch.Tensor:
         """Return the advantages within the bounds of `advantage_clip`."""
         most = self.config.advantage_clip
-        return advantages if most is None else clipped_advantages(advantages, limit=most)
+        return advantages if most is None else F.advantages.clipped_advantages(advantages, limit=most)
 
-    def token_rewards(self, rewards: Earned, start: StartValues, values_E: torch.Tensor) -> torch.Tensor:
+    def token_rewards(
+        self, rewards: CreditedRewards, start: OldValues, values_E: torch.Tensor
+    ) -> torch.Tensor:
         """Return the (K,) rewards of the tokens, whitened if `rewards.whiten` asks for it. Arguments as in
         `charged_rewards`."""
         rewards_K = self.charged_rewards(rewards, start, values_E)
         if self.config.rewards.whiten:
-            rewards_K = whiten(rewards_K, torch.ones_like(rewards_K), shift_mean=False)
+            rewards_K = F.advantages.whiten(rewards_K, torch.ones_like(rewards_K), shift_mean=False)
         return rewards_K
 
-    def charged_rewards(self, rewards: Earned, start: StartValues, values_E: torch.Tensor) -> torch.Tensor:
+    def charged_rewards(
+        self, rewards: CreditedRewards, start: OldValues, values_E: torch.Tensor
+    ) -> torch.Tensor:
         """Return numbers at the tokens where rewards are earned, minus the KL penalty of each token
         (`kl_reward_coef`), (K,).
 
@@ -321,13 +327,15 @@ class PolicyGradient(Objective):
         """
         rewards_K = rewards.by_token(values_E, len(start.old_K))
         if self.config.kl_reward_coef:
-            kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
+            kl_K = F.kl.KL_ESTIMATORS[self.config.kl_reward_estimator](
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
             rewards_K -= self.weights.kl_reward_coef * kl_K
         return rewards_K
 
-    def _estimates(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
+    def _estimates(
+        self, scored: ScoredRows, *, learns: bool
+    ) -> tuple[ScoredRows, CreditedRewards, dict[str, float]]:
         """Return the rows that are learned from, what the estimator makes of their rewards, and metrics. Rows
         that are masked (`rewards.truncated`) count in the estimator's statistics, and then leave.
 
@@ -343,7 +351,9 @@ class PolicyGradient(Objective):
             scored = scored.only(learned_N)
         return scored, estimates, metrics
 
-    def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
+    def _rewards(
+        self, scored: ScoredRows, *, learns: bool
+    ) -> tuple[ScoredRows, CreditedRewards, dict[str, float]]:
         """Return the rows that are trained, their shaped rewards at the places where they are earned, and
         metrics.
 
@@ -367,7 +377,7 @@ class PolicyGradient(Objective):
             metrics["reward/shaped_mean"] = float(found.by_row(found.rewards_E).mean())
         return scored, found, metrics
 
-    def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> StartValues:
+    def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> OldValues:
         wants: set[Literal["raw", "entropy", "reference"]] = {"reference"} if self.has_reference else set()
         is_reported = self.reports_rewards and self.has_reference
         if self.config.kl_reward_coef or self.config.kl_target is not None or is_reported:
@@ -383,7 +393,7 @@ class PolicyGradient(Objective):
             old_from=self.config.old_from,
         )
 
-    def _start_columns(self, start: StartValues) -> dict[str, torch.Tensor]:
+    def _start_columns(self, start: OldValues) -> dict[str, torch.Tensor]:
         """Return the columns of log-probabilities. `is_recorded_N` is there if the old log-probabilities are
         the recorded ones, so that the first optimiser step measures how far the policy's are from them."""
         columns = {"old_logps_K": start.old_K}
@@ -398,7 +408,7 @@ class PolicyGradient(Objective):
     def _weight_columns(
         self,
         scored: ScoredRows,
-        start: StartValues,
+        start: OldValues,
         columns: Mapping[str, torch.Tensor],
         generator: np.random.Generator,
         metrics: dict[str, float],
@@ -442,10 +452,10 @@ class PolicyGradient(Objective):
         c, bound = self.config, self.config.kl_max_log_ratio
         given = (policy["raw"], view["reference_logps_K"])
         if not c.kl_unbiased:
-            return KL_ESTIMATORS[c.kl_estimator](*given, max_log_ratio=bound)
+            return F.kl.KL_ESTIMATORS[c.kl_estimator](*given, max_log_ratio=bound)
         assert c.kl_estimator != "k2", "the configuration refuses it"
         old_K = view["old_logps_K"]
-        return unbiased_kl(c.kl_estimator, *given, policy["sampled"], old_K, max_log_ratio=bound)
+        return F.kl.unbiased_kl(c.kl_estimator, *given, policy["sampled"], old_K, max_log_ratio=bound)
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])
@@ -459,7 +469,7 @@ class PolicyGradient(Objective):
         bound = self.config.correction.off_policy_bound
         if bound is None:
             return 1.0 if weights_K is None else weights_K
-        mask_K = on_policy_mask(
+        mask_K = F.corrections.on_policy_mask(
             outputs["policy"]["sampled"],
             view["recorded_logps_K"],
             _advantages(view),

@@ -29,28 +29,30 @@ Not handled: a value for the end of a response that was cut off; its value after
 as in both older implementations.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
-from oat.algorithms.credit import Earned
+from oat.algorithms.credit import CreditedRewards
 from oat.algorithms.estimators import Estimator, Places, find_estimator, find_token_estimator
 from oat.algorithms.policy_gradient import PolicyGradient
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.ppo_config import LEAST_WHITENED, PPOConfig
-from oat.algorithms.rows import ScoredRows, StartValues
+from oat.algorithms.rows import OldValues, ScoredRows
 from oat.errors import ConfigError
-from oat.functional.advantages import whiten
-from oat.functional.final_states import FinalStates, final_states, mean_with_end
-from oat.functional.kl import KL_ESTIMATORS, kl_k2
-from oat.functional.policy import log_ratio
-from oat.functional.returns import affine_scan, gae
-from oat.functional.segments import segment_sum
-from oat.functional.values import clipped_value_loss, vtrace
+from oat.lazy import lazily
 from oat.types import Loss, Requires
 from oat.types.part import Check, Derived, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 class PPO(PolicyGradient):
@@ -117,8 +119,8 @@ class PPO(PolicyGradient):
     def advantage_columns(
         self,
         scored: ScoredRows,
-        estimates: Earned,
-        start: StartValues,
+        estimates: CreditedRewards,
+        start: OldValues,
         forward: Forward,
         metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
@@ -128,12 +130,12 @@ class PPO(PolicyGradient):
         has_end_N = torch.zeros(len(scored.rows), dtype=torch.bool)
         if self.response_length is not None:
             has_end_N = (scored.lengths_N > 0) & (scored.lengths_N < self.response_length)
-        states = final_states(row_of_K, has_end_N)
+        states = F.final_states.final_states(row_of_K, has_end_N)
         values_L = self._values(scored, states, forward)
         rewards_L = self._placed_rewards(estimates, start, states)
         metrics |= self._reward_metrics(scored, start, rewards_L)
         if self.config.rewards.whiten:
-            rewards_L = whiten(rewards_L, torch.ones_like(rewards_L), shift_mean=False)
+            rewards_L = F.advantages.whiten(rewards_L, torch.ones_like(rewards_L), shift_mean=False)
         targets_L, advantages_L, weights_L = self._targets(scored, rewards_L, values_L, states, start)
         metrics |= _value_metrics(values_L, targets_L)
         advantages_K, _ = states.parted(advantages_L)
@@ -164,16 +166,18 @@ class PPO(PolicyGradient):
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         logps_K, old_K = outputs["policy"]["sampled"], view["old_logps_K"]
-        ratio_K = log_ratio(logps_K, old_K).exp()
+        ratio_K = F.policy.log_ratio(logps_K, old_K).exp()
         return {
             **super().metrics(outputs, view),
             "policy/ratio_mean": (ratio_K, "K"),
             "policy/ratio_var": ((ratio_K - 1).square(), "K"),
-            "kl/old_k2": (kl_k2(old_K, logps_K), "K"),
+            "kl/old_k2": (F.kl.kl_k2(old_K, logps_K), "K"),
             "value/clipped_frac": (self._value_terms(outputs, view)[1], "K"),
         }
 
-    def _values(self, scored: ScoredRows, states: FinalStates, forward: Forward) -> torch.Tensor:
+    def _values(
+        self, scored: ScoredRows, states: F.final_states.FinalStates, forward: Forward
+    ) -> torch.Tensor:
         """Return the critic's values before the update, (L,)."""
         found = forward("critic", scored.rows, set(self.wants["critic"]))
         ends_N = found["value"].new_zeros(len(scored.rows))
@@ -183,7 +187,9 @@ class PPO(PolicyGradient):
             ends_N[has_end_N] = found["value_after"][last_N[has_end_N]]
         return states.joined(found["value"], ends_N)
 
-    def _placed_rewards(self, rewards: Earned, start: StartValues, states: FinalStates) -> torch.Tensor:
+    def _placed_rewards(
+        self, rewards: CreditedRewards, start: OldValues, states: F.final_states.FinalStates
+    ) -> torch.Tensor:
         """Return the rewards of tokens and of final states, (L,). A final state has its row's last reward."""
         last_N = rewards.last_of_rows()
         at_tokens_E = rewards.rewards_E.clone()
@@ -195,14 +201,14 @@ class PPO(PolicyGradient):
         scored: ScoredRows,
         rewards_L: torch.Tensor,
         values_L: torch.Tensor,
-        states: FinalStates,
-        start: StartValues,
+        states: F.final_states.FinalStates,
+        start: OldValues,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the critic's targets, the advantages, and the weights of V-trace or None, (L,) each."""
         c = self.config
         if c.advantage == "vtrace":
             ratios_L = self._ratios(start, states)
-            return vtrace(rewards_L, values_L, ratios_L, states.row_of_L, gamma=c.gamma, lam=c.lam)
+            return F.values.vtrace(rewards_L, values_L, ratios_L, states.row_of_L, gamma=c.gamma, lam=c.lam)
         advantages_L = self._advantages(scored, rewards_L, values_L, states, start)
         return advantages_L + values_L, advantages_L, None
 
@@ -211,17 +217,17 @@ class PPO(PolicyGradient):
         scored: ScoredRows,
         rewards_L: torch.Tensor,
         values_L: torch.Tensor,
-        states: FinalStates,
-        start: StartValues,
+        states: F.final_states.FinalStates,
+        start: OldValues,
     ) -> torch.Tensor:
         """Return the advantages of `gae` or of the user's estimator, (L,)."""
         c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
         if self.of_tokens is None and c.turn_gamma == 1:
-            return gae(rewards_L, values_L, row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
+            return F.returns.gae(rewards_L, values_L, row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
         discounts_L = self._discounts(scored, states)
         next_L = torch.nn.functional.pad(values_L[1:], (0, min(1, len(values_L))))
         if self.of_tokens is None:
-            return affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
+            return F.returns.affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
         is_last_L = torch.ones_like(row_of_L, dtype=torch.bool)
         is_last_L[:-1] = row_of_L[1:] != row_of_L[:-1]
         next_L = torch.where(is_last_L, 0.0, next_L)
@@ -230,13 +236,15 @@ class PPO(PolicyGradient):
             Places(rewards_L, values_L, next_L, discounts_L, ratios_L, c.lam, row_of_L, num_rows)
         )
 
-    def _ratios(self, start: StartValues, states: FinalStates) -> torch.Tensor:
+    def _ratios(self, start: OldValues, states: F.final_states.FinalStates) -> torch.Tensor:
         """Return the old probability of each token divided by the one with which it was sampled, (L,); 1 for
         final states and for tokens of which the latter is not known."""
-        ratios_K = torch.where(start.is_sampled_K, log_ratio(start.old_K, start.recorded_K).exp(), 1.0)
+        ratios_K = torch.where(
+            start.is_sampled_K, F.policy.log_ratio(start.old_K, start.recorded_K).exp(), 1.0
+        )
         return states.joined(ratios_K, torch.ones(len(states.has_end_N)))
 
-    def _discounts(self, scored: ScoredRows, states: FinalStates) -> torch.Tensor:
+    def _discounts(self, scored: ScoredRows, states: F.final_states.FinalStates) -> torch.Tensor:
         """Return the discount between each place and the next one of its row, (L,); 0 for the last."""
         last_N = last_tokens(row_index(scored.rows), len(states.has_end_N))
         discounts_K = self.discounts(scored)
@@ -246,19 +254,21 @@ class PPO(PolicyGradient):
     def _value_terms(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the terms of the critic's loss, (K,), and for each place 1 if the clip decides its term."""
         critic, clip = outputs["critic"], self.config.value_clip
-        terms_K, clipped_K = clipped_value_loss(
+        terms_K, clipped_K = F.values.clipped_value_loss(
             critic["value"], view["old_values_K"], view["value_targets_K"], clip=clip
         )
         if self.response_length is None or not len(terms_K):
             return terms_K, clipped_K
         has_end_N = view["has_end_N"]
         ends_N = critic["value_after"][last_tokens(view.row_of_K, view.num_rows)]
-        terms_N, clipped_N = clipped_value_loss(ends_N, view["old_ends_N"], view["end_targets_N"], clip=clip)
-        terms_K = mean_with_end(terms_K, terms_N, view.row_of_K, has_end_N)
+        terms_N, clipped_N = F.values.clipped_value_loss(
+            ends_N, view["old_ends_N"], view["end_targets_N"], clip=clip
+        )
+        terms_K = F.final_states.mean_with_end(terms_K, terms_N, view.row_of_K, has_end_N)
         return terms_K, torch.cat([clipped_K, clipped_N[has_end_N]])
 
     def _reward_metrics(
-        self, scored: ScoredRows, start: StartValues, rewards_L: torch.Tensor
+        self, scored: ScoredRows, start: OldValues, rewards_L: torch.Tensor
     ) -> dict[str, float]:
         row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
         found = {
@@ -267,12 +277,14 @@ class PPO(PolicyGradient):
             "response/ended": float(sum(row.finish_reason == "stop" for row in scored.rows)),
         }
         if self.config.old_from != "reference":
-            found["policy/response_entropy"] = -float(segment_sum(start.old_K, row_of_K, num_rows).mean())
+            found["policy/response_entropy"] = -float(
+                F.segments.segment_sum(start.old_K, row_of_K, num_rows).mean()
+            )
         if self.has_reference:
-            kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
+            kl_K = F.kl.KL_ESTIMATORS[self.config.kl_reward_estimator](
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
-            found["kl/response"] = float(segment_sum(kl_K, row_of_K, num_rows).mean())
+            found["kl/response"] = float(F.segments.segment_sum(kl_K, row_of_K, num_rows).mean())
             if self.config.kl_reward_coef:
                 found["reward/kl"] = -self.weights.kl_reward_coef * found["kl/response"]
         return found

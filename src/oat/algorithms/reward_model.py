@@ -20,20 +20,29 @@ Without an adapter, the backbone is in memory twice.
 Not handled: more than one pair per group; scores of every token.
 """
 
+from __future__ import annotations
+
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.pairs import pair_batch, teaches
 from oat.errors import ConfigError
-from oat.functional import rewards
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
 from oat.types.part import Check, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True)
@@ -117,12 +126,13 @@ class RewardModelling(Objective):
         chosen_U, rejected_U = _halves(outputs)
         losses = {
             "loss/reward": Loss(
-                rewards.reward_loss(chosen_U, rejected_U, view.columns.get("margins_U")), per="pair"
+                F.rewards.reward_loss(chosen_U, rejected_U, view.columns.get("margins_U")),
+                per="pair",
             )
         }
         if self.config.centring:
             losses["loss/centring"] = Loss(
-                rewards.centring(chosen_U, rejected_U), per="pair", coef=self.config.centring
+                F.rewards.centring(chosen_U, rejected_U), per="pair", coef=self.config.centring
             )
         return losses
 
@@ -133,8 +143,8 @@ class RewardModelling(Objective):
             "pairs/margin": (chosen_U - rejected_U, "U"),
             "pairs/reward_chosen": (chosen_U, "U"),
             "pairs/reward_rejected": (rejected_U, "U"),
-            "pairs/brier": (rewards.brier_score(chosen_U, rejected_U), "U"),
-            "pairs/confidence": (rewards.confidence(chosen_U, rejected_U), "U"),
+            "pairs/brier": (F.rewards.brier_score(chosen_U, rejected_U), "U"),
+            "pairs/confidence": (F.rewards.confidence(chosen_U, rejected_U), "U"),
         }
 
 
@@ -155,9 +165,9 @@ def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
         chosen_U, rejected_U = _halves({"reward": forward("reward", rows, {"score"})})
         found["pairs/held_out_accuracy"] = float((chosen_U > rejected_U).float().mean())
         found["pairs/held_out_ece"] = calibration_error(
-            rewards.confidence(chosen_U, rejected_U), (1 + (chosen_U - rejected_U).sign()) / 2
+            F.rewards.confidence(chosen_U, rejected_U), (1 + (chosen_U - rejected_U).sign()) / 2
         )
-        found["pairs/held_out_brier"] = float(rewards.brier_score(chosen_U, rejected_U).mean())
+        found["pairs/held_out_brier"] = float(F.rewards.brier_score(chosen_U, rejected_U).mean())
     return found
 
 

@@ -1,16 +1,25 @@
 """The rows of a step for algorithms that learn from scores, and the models' values for them before the step's
 update."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, row_index
-from oat.functional.corrections import recorded_gap
+from oat.lazy import lazily
 from oat.types import Answer, Feedback, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
+
 
 Rows = tuple[Trajectory, ...]
 
@@ -91,7 +100,7 @@ def scored_rows(feedback: Feedback) -> ScoredRows:
 
 
 @dataclass(frozen=True, eq=False)
-class StartValues:
+class OldValues:
     """Values of the rows' K trained tokens under the weights before the step's update.
 
     Attributes:
@@ -129,7 +138,7 @@ class StartValues:
         kept_K = self.is_sampled_K
         if not self.are_policys or (len(kept_K) and not kept_K.any()):
             return {"logps/recomputed": 1.0}
-        mean, largest = recorded_gap(self.old_K[kept_K], self.recorded_K[kept_K])
+        mean, largest = F.corrections.recorded_gap(self.old_K[kept_K], self.recorded_K[kept_K])
         return {"logps/recomputed": 1.0, "logps/recorded_gap": mean, "logps/recorded_gap_max": largest}
 
 
@@ -141,7 +150,7 @@ def start_values(
     is_same_precision: bool,
     wants: Collection[Literal["raw", "entropy", "reference"]],
     old_from: Literal["policy", "sampler", "reference"] = "policy",
-) -> StartValues:
+) -> OldValues:
     """Return the values of the models for the rows of a step, with at most one pass of the policy.
 
     The recorded log-probabilities are those of the policy if exactly these weights sampled every token, in
@@ -166,7 +175,7 @@ def start_values(
     recorded_K = recorded_logps(rows)
     old_K = reference.get("sampled", found.get("sampled", recorded_K))
     raw_K = recorded_logps(rows, "raw_logps") if is_fresh and "raw" in wants else found.get("raw")
-    return StartValues(
+    return OldValues(
         recorded_K,
         old_K,
         raw_K,

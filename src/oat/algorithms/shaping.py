@@ -16,26 +16,28 @@ The running statistics are a state of the objective. They change in `prepare`, b
 step, before the step's rewards are normalised. So a continued run has the statistics of the unbroken one.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
-from oat.algorithms.credit import Earned
+from oat.algorithms.credit import CreditedRewards
 from oat.algorithms.rows import ScoredRows
 from oat.errors import ConfigError, ContractError, did_you_mean, warn
-from oat.functional.advantages import group_advantages
-from oat.functional.reward_shaping import (
-    Moments,
-    merged_moments,
-    missing_end_penalty,
-    normalised,
-    overlong_penalty,
-)
+from oat.lazy import lazily
 from oat.types import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
+
 
 _STD_EPS = 1e-4
 _TOTAL, _SOURCE = "total", "source/"
@@ -155,7 +157,7 @@ class RewardShaping:
     def __init__(self, config: RewardsConfig, earned: str = "response"):
         self.config = config
         self.earned = earned
-        self.moments: dict[str, Moments] = {}
+        self.moments: dict[str, F.reward_shaping.Moments] = {}
         self._unsure: set[str] = set()
         """Labels of `source_weights` that may be misspelled: the oracle does not tell its sources, and no
         answer has had a score of one with this label."""
@@ -238,12 +240,12 @@ class RewardShaping:
 
     def shaped(
         self,
-        given: Earned,
+        given: CreditedRewards,
         scored: ScoredRows,
         *,
         end_ids: Collection[int],
         learns: bool,
-    ) -> tuple[Earned, dict[str, float]]:
+    ) -> tuple[CreditedRewards, dict[str, float]]:
         """Return rewards after penalties, scale, normalisation and bounds, and metrics of those steps that
         the settings ask for.
 
@@ -287,7 +289,7 @@ class RewardShaping:
         saved_of = {"earned": self.earned, **state.get("moments_of", self._read_by_moments)}
         is_same = saved_of == self._read_by_moments
         saved = state.get("moments", {}) if is_read and is_same else {}
-        self.moments = {name: Moments(*values) for name, values in saved.items()}
+        self.moments = {name: F.reward_shaping.Moments(*values) for name, values in saved.items()}
 
     @property
     def _read_by_moments(self) -> dict[str, Any]:
@@ -315,10 +317,12 @@ class RewardShaping:
                 has_ended_N = torch.tensor(
                     [not {*_last_response(row).tolist()}.isdisjoint(end_ids) for row in scored.rows]
                 )
-            total_N = total_N + missing_end_penalty(has_ended_N, penalty=c.missing_end_penalty)
+            total_N = total_N + F.reward_shaping.missing_end_penalty(
+                has_ended_N, penalty=c.missing_end_penalty
+            )
         if c.overlong_penalty:
             begin, end = c.overlong_range
-            total_N = total_N + overlong_penalty(
+            total_N = total_N + F.reward_shaping.overlong_penalty(
                 scored.lengths_N, begin=begin, end=end, penalty=c.overlong_penalty
             )
         return total_N
@@ -335,15 +339,17 @@ class RewardShaping:
         is_group = self.config.sources == "group"
         groups_N = scored.group_of_N if is_group else torch.zeros_like(scored.group_of_N)
         count = scored.num_groups if is_group else 1
-        return group_advantages(scores_N, groups_N, count, valid_N=has_score_N, eps=_STD_EPS)
+        return F.advantages.group_advantages(scores_N, groups_N, count, valid_N=has_score_N, eps=_STD_EPS)
 
     def _running(self, name: str, values_N: torch.Tensor, kept_N: torch.Tensor) -> torch.Tensor:
         """Add values to the running statistics. Return them minus the running mean, divided by the running
         standard deviation. A value beyond the range of float32 makes its own step's rewards not finite, and
         no later one's."""
         counted_N = kept_N & values_N.isfinite()
-        self.moments[name] = merged_moments(self.moments.get(name, Moments()), values_N, valid_N=counted_N)
-        return normalised(values_N, self.moments[name])
+        self.moments[name] = F.reward_shaping.merged_moments(
+            self.moments.get(name, F.reward_shaping.Moments()), values_N, valid_N=counted_N
+        )
+        return F.reward_shaping.normalised(values_N, self.moments[name])
 
 
 def _last_response(row: Trajectory) -> np.ndarray:

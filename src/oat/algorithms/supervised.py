@@ -19,20 +19,27 @@ Departures from the papers:
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.rows import scored_rows
 from oat.errors import ConfigError
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Check, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
 
 
 @dataclass(frozen=True)

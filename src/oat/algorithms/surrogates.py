@@ -1,20 +1,20 @@
 """Losses of the policy by name: terms for each trained token, and which tokens a bound changed."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
-from oat.functional.policy import clipped_policy_loss
-from oat.functional.surrogates import (
-    cispo_loss,
-    cpgd_loss,
-    gspo_loss,
-    reinforce_loss,
-    sapo_loss,
-    vespo_loss,
-)
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class TokenTerms:
         return self.logps_K, self.old_logps_K, self.advantages_K
 
 
-Terms = tuple[torch.Tensor, torch.Tensor]
+Terms: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """The terms of the loss, (K,), with gradient; and (K,), 1 where a bound changed the term, else 0."""
-Surrogate = Callable[[PolicyGradientConfig, TokenTerms], Terms]
+Surrogate: TypeAlias = "Callable[[PolicyGradientConfig, TokenTerms], Terms]"
 
 
 def _low(config: PolicyGradientConfig) -> float:
@@ -56,7 +56,7 @@ def _low(config: PolicyGradientConfig) -> float:
 
 def _clipped(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
     logps_K, old_logps_K, advantages_K = given.elementwise
-    return clipped_policy_loss(
+    return F.policy.clipped_policy_loss(
         logps_K,
         old_logps_K,
         advantages_K,
@@ -67,12 +67,12 @@ def _clipped(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
 
 
 def _reinforce(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
-    return reinforce_loss(given.logps_K, given.advantages_K), torch.zeros_like(given.old_logps_K)
+    return F.surrogates.reinforce_loss(given.logps_K, given.advantages_K), torch.zeros_like(given.old_logps_K)
 
 
 def _gspo(config: PolicyGradientConfig, given: TokenTerms, *, per_token: bool) -> Terms:
     logps_K, old_logps_K, advantages_K = given.elementwise
-    return gspo_loss(
+    return F.surrogates.gspo_loss(
         logps_K,
         old_logps_K,
         advantages_K,
@@ -85,16 +85,16 @@ def _gspo(config: PolicyGradientConfig, given: TokenTerms, *, per_token: bool) -
 
 
 def _cispo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
-    return cispo_loss(*given.elementwise, clip_high=config.clip_high, clip_low=config.clip_low)
+    return F.surrogates.cispo_loss(*given.elementwise, clip_high=config.clip_high, clip_low=config.clip_low)
 
 
 def _cpgd(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
-    return cpgd_loss(*given.elementwise, clip_low=config.clip_low, clip_high=config.clip_high)
+    return F.surrogates.cpgd_loss(*given.elementwise, clip_low=config.clip_low, clip_high=config.clip_high)
 
 
 def _sapo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
     smooth = config.smooth
-    return sapo_loss(
+    return F.surrogates.sapo_loss(
         *given.elementwise,
         temperature=smooth.tau,
         negative_temperature=smooth.negative_tau,
@@ -104,7 +104,7 @@ def _sapo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
 def _vespo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
     logps_K, old_logps_K, advantages_K = given.elementwise
     smooth = config.smooth
-    return vespo_loss(
+    return F.surrogates.vespo_loss(
         logps_K,
         old_logps_K,
         advantages_K,

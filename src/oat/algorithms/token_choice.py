@@ -1,20 +1,23 @@
 """The sections `entropy` and `tokens` of policy gradients: the entropy bonus, and which tokens give a
 gradient (`functional/entropy.py`, `functional/token_filters.py`)."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from oat.errors import ConfigError
-from oat.functional.token_filters import (
-    covariances,
-    outside_covariance_band,
-    top_share,
-    top_share_of_rows,
-)
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True)
@@ -124,15 +127,17 @@ def chosen_tokens(
     if config.reads_entropy:
         assert entropy_K is not None, "policy_gradient.py asks for it where it is read"
         masks["gradient"] = (
-            top_share(entropy_K, share=config.high_entropy_share)
+            F.token_filters.top_share(entropy_K, share=config.high_entropy_share)
             if config.high_entropy_per == "step"
-            else top_share_of_rows(entropy_K, row_of_K, num_rows, share=config.high_entropy_share)
+            else F.token_filters.top_share_of_rows(
+                entropy_K, row_of_K, num_rows, share=config.high_entropy_share
+            )
         )
     if config.covariance_clip or config.covariance_kl:
-        covariances_K = covariances(old_K, advantages_K)
+        covariances_K = F.token_filters.covariances(old_K, advantages_K)
     if config.covariance_clip:
         uniforms_K = torch.from_numpy(generator.random(len(old_K)))
-        kept_K = outside_covariance_band(
+        kept_K = F.token_filters.outside_covariance_band(
             covariances_K,
             uniforms_K,
             share=config.covariance_clip,
@@ -141,7 +146,7 @@ def chosen_tokens(
         )
         masks["gradient"] = masks.get("gradient", 1.0) * kept_K
     if config.covariance_kl:
-        masks["covariance_kl"] = top_share(covariances_K, share=config.covariance_kl)
+        masks["covariance_kl"] = F.token_filters.top_share(covariances_K, share=config.covariance_kl)
     return masks
 
 

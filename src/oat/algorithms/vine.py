@@ -22,17 +22,25 @@ Departures from the paper:
    one. The last step has all that is left.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from oat.algorithms.credit import Earned
+from oat.algorithms.credit import CreditedRewards
 from oat.algorithms.rows import ScoredRows
 from oat.errors import ConfigError
-from oat.functional.values import monte_carlo_values
+from oat.lazy import lazily
 from oat.types import Branching, Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat import functional as F
+else:
+    torch, F = lazily("torch"), lazily("oat.functional")
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,10 @@ def are_responses(scored: ScoredRows) -> torch.Tensor:
     return torch.tensor([row.branched_at == 0 for row in scored.rows], dtype=torch.bool)
 
 
-def earned_by_steps(scored: ScoredRows) -> tuple[ScoredRows, Earned, dict[str, float]]:
+def earned_by_steps(scored: ScoredRows) -> tuple[ScoredRows, CreditedRewards, dict[str, float]]:
     """Return the rows that are trained, the rewards of their steps, and metrics. A row's reward is that of
-    its last step, and the other steps have 0. `Earned.values_E` has the values of the states before the
-    steps.
+    its last step, and the other steps have 0. `CreditedRewards.values_E` has the values of the states before
+    the steps.
 
     Args:
         scored: rows that all have a reward, among them branches.
@@ -92,7 +100,7 @@ def earned_by_steps(scored: ScoredRows) -> tuple[ScoredRows, Earned, dict[str, f
     row_of_E, lengths_E = torch.tensor(rows, dtype=torch.long), torch.tensor(lengths, dtype=torch.long)
     last_N = row_of_E.bincount().cumsum(0) - 1
     values_E = _values(scored.rewards_N, members)
-    found = Earned(
+    found = CreditedRewards(
         torch.zeros(len(rows)).index_copy(0, last_N, trained.rewards_N),
         row_of_E,
         torch.where(lengths_E > 0, lengths_E.cumsum(0) - 1, -1),
@@ -153,4 +161,4 @@ def _values(rewards_N: torch.Tensor, members: Sequence[Sequence[int]]) -> torch.
     most = max(map(len, members), default=0)
     index_SG = torch.tensor([[*each, *[-1] * (most - len(each))] for each in members], dtype=torch.long)
     index_SG = index_SG.reshape(len(members), most)
-    return monte_carlo_values(rewards_N[index_SG], index_SG >= 0)
+    return F.values.monte_carlo_values(rewards_N[index_SG], index_SG >= 0)

@@ -10,17 +10,25 @@ a winner. The predecessor drops them from both terms; TRL keeps equal responses 
 neither term.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
 from oat.algorithms.direct import DPO, DPOConfig, check_field
 from oat.algorithms.pairs import pair_batch
+from oat.lazy import lazily
 from oat.types import Batch, Feedback, Loss, Plan, Requires
 from oat.types.part import Check, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,13 @@ from oat.explore.settings import (
     ensemble_of,
     features_of,
 )
-from oat.files import seen
+from oat.files import absolute
 from oat.models.causal_lm import CausalLM
-from oat.models.ensemble_files import DESCRIPTION, EnsembleDescription, load_ensemble
+from oat.models.ensemble import DESCRIPTION, EnsembleDescription, load_ensemble
 from oat.resolve.model_starts import has_own_reference
 from oat.resolve.resolve import make_explorer, make_objective
 from oat.rollout.ensemble_scorer import EnsembleScorer
-from oat.rundir.origin import first_seed
+from oat.rundir.provenance import first_seed
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE
 
@@ -100,7 +100,7 @@ def _settings(path: str, found: EnsembleDescription, backbone: str) -> tuple[Ens
     shape = {name: getattr(found, name) for name in ("members", "hidden", "activation")}
     names = {"layer", "pooling", "max_tokens"} & found.features.keys()
     features = {name: found.features[name] for name in names}
-    place: Origins = {(): str(seen(path) / DESCRIPTION)}
+    place: Origins = {(): str(absolute(path) / DESCRIPTION)}
     return (
         convert(EnsembleConfig, {**shape, "start": path, "learn": False}, (), place),
         convert(FeaturesConfig, {**features, "backbone": backbone}, ("features",), place),
@@ -130,9 +130,12 @@ def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) 
         scorer.load(ENSEMBLE, found.step, found.ensemble)
     else:
         field = "explorer.ensemble.start"
-        blame = partial(blaming, config, {(): str(run_dir)})
+        error_context = partial(blaming, config, {(): str(run_dir)})
         refuse_other_weights(
-            recorded(run_dir), {"weights": inputs_of_explorer(None, settings.start, blame)}, [field], blame
+            recorded(run_dir),
+            {"weights": inputs_of_explorer(None, settings.start, error_context)},
+            [field],
+            error_context,
         )
         scorer = make_scorer(settings, features, seeds)
     return scorer

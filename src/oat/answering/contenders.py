@@ -8,14 +8,14 @@ from oat.answering.evaluated import without_explorer
 from oat.config.settings import ModelConfig
 from oat.config.stored import stored_config
 from oat.errors import ConfigError
-from oat.files import seen
+from oat.files import absolute
 from oat.resolve.resolve import resolve
 from oat.resolve.resolved import Resolved
 from oat.resolve.targets import load_file
 
 
 @dataclass(frozen=True)
-class Contender:
+class ComparedModel:
     """One of the two models that are compared.
 
     Attributes:
@@ -29,7 +29,7 @@ class Contender:
     run_dir: Path | None
 
 
-def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
+def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[ComparedModel, ComparedModel]:
     """Return the two contenders. Their configurations differ only in the sections `model` and `render`.
 
     Args:
@@ -64,7 +64,7 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
             "evaluation.samples, or evaluation.greedy"
         )
 
-    def contender(name: str, own: Resolved | None) -> Contender:
+    def contender(name: str, own: Resolved | None) -> ComparedModel:
         model, render = ModelConfig(name), base.config.render
         if own is not None:
             model = replace(own.config.model, reference=None, reference_update=None)
@@ -76,7 +76,7 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
         config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None, best_of=None))
         # nothing is learned, so both contenders may share the objective of `base`
         resolved = replace(without_explorer(base), config=config, origins={(): name})
-        return Contender(name, resolved, seen(name) if _is_run(name) else None)
+        return ComparedModel(name, resolved, absolute(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])
 
@@ -84,9 +84,9 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
 def _load(name: str, flags: Sequence[str]) -> Resolved | None:
     """Read the configuration of a run or of a file; return None if the name is a model's."""
     if _is_run(name):
-        return resolve(stored_config(seen(name), flags)[0], {})
-    return resolve(*load_file(name, flags)) if seen(name).is_file() else None
+        return resolve(stored_config(absolute(name), flags)[0], {})
+    return resolve(*load_file(name, flags)) if absolute(name).is_file() else None
 
 
 def _is_run(name: str) -> bool:
-    return (seen(name) / "config.yaml").exists()
+    return (absolute(name) / "config.yaml").exists()

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from oat.answering.learned import run_config
-from oat.config.settings import Config
+from oat.config.settings import Component, Config
 from oat.errors import ConfigError
-from oat.explore.base import Explorer
-from oat.explore.none import NoExploration
+from oat.explore.base import Explorer, NoExploration
 from oat.explore.settings import WITHIN_RUN, EnsembleConfig, FeaturesConfig, ensemble_of, features_of
-from oat.files import seen
+from oat.files import absolute
 from oat.resolve.resolve import make_explorer, make_objective
 from oat.resolve.resolved import Resolved
-from oat.rundir.origin import first_seed
+from oat.rundir.provenance import first_seed
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE
 
@@ -42,10 +41,10 @@ def with_ensemble_of(resolved: Resolved, run_dir: Path | None) -> Resolved:
     ensemble = ensemble_of(resolved.explorer)
     if run_dir is None or ensemble is None:
         return resolved
-    begun = run_config(seen(run_dir))
+    begun = run_config(absolute(run_dir))
     its_explorer = make_explorer(begun, make_objective(begun).requires)
     its = ensemble_of(its_explorer) if ENSEMBLE in its_explorer.needs else None
-    with resolved.blame("explorer.name"):
+    with resolved.error_context("explorer.name"):
         if its is None and ensemble.start is None:
             raise ConfigError(
                 f"{run_dir} has no ensemble that could choose the best response; set explorer.ensemble.start "
@@ -72,7 +71,7 @@ def seeds_of(resolved: Resolved, run_dir: Path | None) -> Seeds:
     initial weights as the run drew them."""
     if run_dir is None:
         return Seeds(resolved.config.seed)
-    begun = seen(run_dir)
+    begun = absolute(run_dir)
     return Seeds(resolved.config.seed, first_seed(begun, run_config(begun).seed))
 
 
@@ -105,5 +104,5 @@ def _with(config: Config, **ensemble: Any) -> Explorer:
     """Make the explorer of a configuration with other settings of its ensemble."""
     options = config.explorer.options
     options = {**options, "ensemble": {**options["ensemble"], **ensemble}}
-    config = replace(config, explorer=replace(config.explorer, options=options))
+    config = replace(config, explorer=Component(config.explorer.name, options))
     return make_explorer(config, make_objective(config).requires)

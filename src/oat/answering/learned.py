@@ -22,7 +22,7 @@ from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model
 from oat.models.outlines import Outlines
-from oat.resolve.about import About, about
+from oat.resolve.about import RunSummary, about
 from oat.resolve.model_starts import critic_model
 from oat.rundir.checkpoints import Checkpoints
 from oat.text.renderer import Renderer
@@ -66,7 +66,7 @@ def run_config(run_dir: Path) -> Config:
     return stored_config(run_dir)[0]
 
 
-def about_run(run_dir: Path) -> About:
+def about_run(run_dir: Path) -> RunSummary:
     """Read the settings of a run, as far as reports and commands use them.
 
     Raises:
@@ -141,7 +141,7 @@ def ensemble_features(state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def take_up_policy(run: Run, run_dir: Path) -> int:
+def load_trained_policy(run: Run, run_dir: Path) -> int:
     """Load the newest checkpoint of another run of the same model into this run, and return the checkpoint's
     step. If this run's reference follows the policy, the learner gets the complete state of the other run's
     learner. Otherwise it gets only the weights of the main model, which is the policy or the reward model.

@@ -28,18 +28,19 @@ from oat.answering.learned import load_learned, run_config
 from oat.assemble.engine import pooling_of
 from oat.assemble.models import check_tokenizer, device_of
 from oat.assemble.run_inputs import make_renderer
+from oat.config.parts import settings_of
 from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.embedded import Embedded, torch_engine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, ModelError, OatWarning
 from oat.evaluation.modes import best_of
+from oat.hardware.memory import keep_few_kernels
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import ADAPTER, is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_config, load_tokenizer
 from oat.models.lora import load_model
-from oat.resolve.parts import settings_of
 from oat.resolve.sampling import plain_sampling
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
@@ -125,7 +126,7 @@ class Response(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Speaker:
+class ResponseGenerator:
     """A model that answers.
 
     Attributes:
@@ -189,7 +190,7 @@ class Speaker:
             yield Response(completion.ids, completion.finish_reason)
 
 
-def load_speaker(target: str, options: GenerationOptions) -> Speaker:
+def load_speaker(target: str, options: GenerationOptions) -> ResponseGenerator:
     """Load a model that is to respond to users' messages.
 
     Args:
@@ -201,6 +202,7 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
         OatError: the checkpoint, the model or the ensemble cannot be loaded; or the template or the ensemble
             does not suit the model.
     """
+    keep_few_kernels()
     path = Path(target)
     with warnings.catch_warnings():
         # this warning is about episodes of training; here each conversation is rendered as a whole
@@ -214,7 +216,7 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
         return _load_plain_model(target, options)
 
 
-def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
+def _load_run(run_dir: Path, options: GenerationOptions) -> ResponseGenerator:
     config = run_config(run_dir)
     if options.dtype is not None:
         raise ConfigError(
@@ -250,7 +252,7 @@ def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
     return _speaker(name, found.lm, renderer, plain_sampling(config), options, config, chooser, scorer)
 
 
-def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
+def _load_plain_model(target: str, options: GenerationOptions) -> ResponseGenerator:
     if options.step is not None:
         raise ConfigError(f"--step is {options.step}, and {target} is no run; leave it out")
     if options.best_of is not None and options.ensemble is None:
@@ -304,7 +306,7 @@ def _speaker(
     config: Config | None,
     chooser: Chooser | None,
     scorer: EnsembleScorer | None,
-) -> Speaker:
+) -> ResponseGenerator:
     engine_options = TorchEngineConfig()
     threads = None
     keys: tuple[str, str | None] = ("prompt", None)
@@ -328,7 +330,7 @@ def _speaker(
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
     seeds = Seeds(options.seed)
     actor = Actor(renderer, engine, sampling, seeds, scorer=scorer)
-    return Speaker(
+    return ResponseGenerator(
         name, *keys, renderer, engine, sampling, seeds, actor, options.best_of or 0, lm.context_length
     )
 

@@ -17,7 +17,7 @@ from oat.assemble.fingerprints import Inputs
 from oat.assemble.models import load_models, shared_slots
 from oat.assemble.run_inputs import make_renderer
 from oat.assemble.same_inputs import refuse_other_inputs
-from oat.config.load import parse_config
+from oat.config.load import config_of
 from oat.environments.batched import BatchedEnvironment
 from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
@@ -62,13 +62,13 @@ class ActorPlan:
     """All that a worker needs to make its side.
 
     Attributes:
-        config: every setting of the run, as YAML (`Resolved.as_yaml`).
+        config: every setting of the run, as plain data (`dump`). It is empty in the run's own process.
         first_seed: the seed of initial weights (`Seeds.first`).
         records_text_ends: see `Actor`.
         inputs: `inputs_sent` of the run's own process.
     """
 
-    config: str
+    config: Mapping[str, Any]
     first_seed: int
     records_text_ends: bool
     inputs: Inputs = field(default_factory=dict)
@@ -100,7 +100,7 @@ def make_actor_side(
         load: function that loads a model that a slot cannot share.
     """
     versions: dict[str, int] = defaultdict(int)
-    with resolved.blame("model.path"):
+    with resolved.error_context("model.path"):
         engine = run_engine(resolved, lms, renderer, seeds, load)
     actor = Actor(
         renderer,
@@ -127,7 +127,7 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
     Raises:
         OatError: a part cannot be made as configured.
     """
-    resolved = resolve(*parse_config(plan.config))
+    resolved = resolve(*config_of(plan.config))
     config = resolved.config
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
@@ -146,7 +146,7 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
         resolved,
         lms,
         make_renderer(config, lms["policy"], tokenizer),
-        make_batched(resolved),
+        make_batched(resolved.config, resolved.origins),
         seeds,
         scorer=scorer,
         features=features,
@@ -164,7 +164,7 @@ class ActorWorker:
     def __init__(self, plan: bytes):
         made = ActorPlan(*wire.decode(plan))
         self._side = open_actor_side(made)
-        self._shared = shared_slots(parse_config(made.config)[0])
+        self._shared = shared_slots(config_of(made.config)[0])
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a method: `sample`, `branch`, `score` or `work` of the actor; or `begin`, `put` or `commit` of

@@ -15,24 +15,23 @@ from oat.assemble.engine import given_threads
 from oat.assemble.learner_side import LearnerPlan
 from oat.assemble.models import shared_slots
 from oat.assemble.oracle_side import BOX, OraclePlan, client_oracles, plan_of
-from oat.assemble.run_directory import Home
+from oat.assemble.run_directory import RunDirectory
 from oat.assemble.run_inputs import RunInputs
 from oat.assemble.same_inputs import inputs_sent
 from oat.config.compute_settings import ComputeConfig
-from oat.config.load import to_yaml
+from oat.config.load import dump
+from oat.config.part_names import REGISTRIES
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.config.stored import stored_config
-from oat.errors import ConfigError, many
+from oat.errors import ConfigError, plural
 from oat.files import start
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files, travelling
-from oat.resolve.parts import REGISTRIES
 from oat.resolve.placement import placement_of
 from oat.resolve.resolved import Resolved
 from oat.runtime.clients import Clients
-from oat.runtime.cluster import FEWER_CPUS, Cluster
-from oat.runtime.cluster_checks import NO_RAY
-from oat.runtime.crew import Crew, Life
+from oat.runtime.cluster import FEWER_CPUS, NO_RAY, Cluster
+from oat.runtime.crew import RestartState, WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted
 from oat.types import ENSEMBLE
@@ -56,14 +55,14 @@ class Processes:
     """
 
     cluster: Cluster
-    actors: Crew
-    learner: Crew | None = None
+    actors: WorkerGroup
+    learner: WorkerGroup | None = None
     clients: Clients | None = None
     wanted: Callable[[], int] | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
 
     @property
-    def crews(self) -> list[Crew]:
+    def crews(self) -> list[WorkerGroup]:
         """All crews."""
         asking = None if self.clients is None else self.clients.crew
         return [crew for crew in (self.actors, self.learner, asking) if crew is not None]
@@ -92,8 +91,8 @@ class Processes:
         self.cluster.close()
 
 
-def hire_processes(
-    resolved: Resolved, run_inputs: RunInputs, home: Home, sampling: ActorPlan, learning: LearnerPlan
+def start_processes(
+    resolved: Resolved, run_inputs: RunInputs, home: RunDirectory, sampling: ActorPlan, learning: LearnerPlan
 ) -> Processes | None:
     """Start the processes of a run, and let them begin to make their sides. Return None if the run has no
     processes beside its own.
@@ -117,14 +116,14 @@ def hire_processes(
     oracles = plan_of(resolved, config, run_inputs) if compute.oracle_clients else None
     logs = (home.directory / LOGS).resolve()
     logs.mkdir(exist_ok=True)
-    with resolved.blame("compute.address" if compute.address else "compute.runtime"):
+    with resolved.error_context("compute.address" if compute.address else "compute.runtime"):
         cluster = Cluster(compute.address, logs, compute.deadline_s)
     try:
         hired = _hired(resolved, home, cluster, parts, oracles)
-        with resolved.blame("compute.runtime"):
+        with resolved.error_context("compute.runtime"):
             for crew in hired.crews:
                 crew.ready()
-        sent, inputs = to_yaml(_without_oracles(config)), inputs_sent(resolved, run_inputs.inputs)
+        sent, inputs = dump(_without_oracles(config)), inputs_sent(resolved, run_inputs.inputs)
         hired.actors.make(_ACTOR, replace(sampling, config=sent, inputs=inputs).encoded)
         if hired.learner is not None:
             hired.learner.make(_LEARNER, replace(learning, config=sent, inputs=inputs).encoded)
@@ -137,34 +136,36 @@ def hire_processes(
 
 
 def _hired(
-    resolved: Resolved, home: Home, cluster: Cluster, parts: list[str], oracles: OraclePlan | None
+    resolved: Resolved, home: RunDirectory, cluster: Cluster, parts: list[str], oracles: OraclePlan | None
 ) -> Processes:
     """Reserve GPUs, and start the processes."""
     compute, gpus = resolved.config.compute, None
     is_apart = compute.learner == "actor"
-    with resolved.blame("compute.actors"):
+    with resolved.error_context("compute.actors"):
         cluster.refuse_too_many(*cpus_of(compute))
     if (placed := placement_of(compute)) is not None and compute.gpus is not None:
-        with resolved.blame("compute.gpus"):
+        with resolved.error_context("compute.gpus"):
             learner_cpus = compute.learner_cpus if is_apart else 0.0
             cpus = compute.actor_cpus, learner_cpus
             gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, *cpus)
             if not is_apart:
                 torch.cuda.set_device(gpus.hold())
-    life = home.life or Life(compute.max_restarts)
+    life = home.life or RestartState(compute.max_restarts)
     restarts, files = life.restarts, life.files
     files.take("the run's own process", own_files(start()))
     sampling = cluster.launcher(compute.actor_cpus, gpus.actors if gpus else None)
-    actors = Crew(sampling, restarts, "actor", compute.actors, compute.standby, parts=parts, files=files)
+    actors = WorkerGroup(
+        sampling, restarts, "actor", compute.actors, compute.standby, parts=parts, files=files
+    )
     learner = clients = None
     if is_apart:
         learning = cluster.launcher(compute.learner_cpus, gpus.learner if gpus else None)
-        learner = Crew(learning, restarts, "learner", 1, parts=parts, files=files)
+        learner = WorkerGroup(learning, restarts, "learner", 1, parts=parts, files=files)
     if oracles is not None:
         asking = cluster.launcher(compute.oracle_cpus)
         needed = [*parts, *oracles.parts]
         clients = Clients(
-            Crew(asking, restarts, "oracle client", compute.oracle_clients, parts=needed, files=files)
+            WorkerGroup(asking, restarts, "oracle client", compute.oracle_clients, parts=needed, files=files)
         )
     is_new = restarts.count == 0
     wanted = Wanted(home.directory, compute.actors, is_new=is_new) if gpus is None else None
@@ -174,14 +175,14 @@ def _hired(
 def cpus_of(compute: ComputeConfig) -> tuple[list[float], str]:
     """Return how many logical CPUs of the cluster each process of a run takes, and the processes in words."""
     kinds = _kinds(compute)
-    named = ", ".join(f"{many(count, what)} at {cpus:g}" for count, what, cpus in kinds)
+    named = ", ".join(f"{plural(count, what)} at {cpus:g}" for count, what, cpus in kinds)
     return [cpus for count, _, cpus in kinds for _ in range(count)], named
 
 
 def process_notes(config: Config) -> Iterator[str]:
     """Yield a sentence for people about the processes beside the run's own."""
     if config.compute.runtime != "local":
-        named = ", ".join(many(count, what) for count, what, _ in _kinds(config.compute))
+        named = ", ".join(plural(count, what) for count, what, _ in _kinds(config.compute))
         logs = Path(config.run_dir) / LOGS
         yield f"{named} on {cluster_of(config.compute)}; what each of them prints is in {logs}"
 
@@ -213,12 +214,12 @@ def refuse_without_cluster(resolved: Resolved) -> None:
     compute = resolved.config.compute
     if compute.runtime == "local":
         return
-    with resolved.blame("compute.runtime"):
+    with resolved.error_context("compute.runtime"):
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(NO_RAY)
     (each, whose), has = cpus_of(compute), os.cpu_count() or 1
     cpus = math.fsum(each)
-    with resolved.blame("compute.actors"):
+    with resolved.error_context("compute.actors"):
         if compute.address is None and cpus > has:
             raise ConfigError(f"{whose} need {cpus:g} logical CPUs, and this machine has {has}; {FEWER_CPUS}")
 
@@ -284,7 +285,7 @@ def _named(part: Any, field: str, resolved: Resolved, parts: list[str]) -> Any:
     name = part.name if isinstance(part, Component) else part
     if name is None or ":" not in name:
         return part
-    with resolved.blame(field):
+    with resolved.error_context(field):
         name = travelling(name)
     parts.append(name)
     return replace(part, name=name) if isinstance(part, Component) else name

@@ -3,7 +3,7 @@ an earlier version began goes on with what is computed now, and says so once.
 
 `environment.json` has, for each process that made rows, the names of the changes that its version knew. What
 an earlier version computed wrongly is right in begun runs too. A difference that a user may want to keep is a
-setting (`EARLIER` of `config/stored.py`).
+setting (`Said.earlier` of `config/fields.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,7 +17,7 @@ from oat.config.stored import lacking
 from oat.errors import ConfigError, OatError
 from oat.models.beside import ends_of, has_dropout, has_left_over_adapter
 from oat.models.loading import load_tokenizer
-from oat.resolve.whole_groups import shows_groups
+from oat.resolve.oracles import shows_groups
 from oat.rundir.provenance import entries
 from oat.text.control_tokens import is_own
 from oat.text.decoding import Decoder
@@ -34,7 +34,7 @@ class Change:
             begins with a small letter and ends without a full stop.
         concerns: function that says whether a run with this configuration computes something else now, or
             would if it was begun now.
-        is_kept: True: the run goes on as it was begun, by a setting (`EARLIER`), and `says` tells so.
+        is_kept: True: the run goes on as it was begun, by a setting (`Said.earlier`), and `says` tells so.
     """
 
     name: str

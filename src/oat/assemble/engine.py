@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Literal
 
 from oat.assemble.models import load_slots
+from oat.config.parts import find_part, settings_of
 from oat.engines.base import Engine
+from oat.engines.decoding import Pooling
 from oat.engines.kind import EngineKind
-from oat.engines.records import Pooling
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
-from oat.resolve.parts import find_part, settings_of
 from oat.resolve.resolved import Resolved
 from oat.runtime.probe import TOLERANCES, Probing, probe_ids
 from oat.seeds import Seeds

@@ -21,11 +21,9 @@ from oat.explore.settings import (
 from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
-from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import DESCRIPTION, EnsembleDescription, load_ensemble
-from oat.rollout.backbones import load_backbone
+from oat.models.ensemble import DESCRIPTION, Ensemble, EnsembleDescription, load_ensemble
 from oat.rollout.ensemble_scorer import EnsembleScorer
-from oat.rollout.features import Features, FromSampling, SecondPass
+from oat.rollout.features import Features, FromSampling, SecondPass, load_backbone
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE
 

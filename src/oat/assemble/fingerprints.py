@@ -30,7 +30,7 @@ from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
 from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
-from oat.models.ensemble_files import refuse_missing
+from oat.models.ensemble import refuse_missing
 from oat.models.identity import (
     adapter_identity,
     are_same,
@@ -45,9 +45,8 @@ from oat.models.loading import load_config
 from oat.models.scoring import hash_of_files
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files
-from oat.rundir.origin import FORK_FILE
-from oat.rundir.provenance import entries, recorded_inputs
-from oat.text.templates import load_template
+from oat.rundir.provenance import FORK_FILE, entries, recorded_inputs
+from oat.text.chat_template import load_template
 
 Inputs = dict[str, Any]
 """Fingerprints by the keys of the table above, as plain JSON."""
@@ -55,7 +54,7 @@ Roles = Mapping[str, tuple[str, Oracle]]
 """The address of an oracle and the oracle, for each field that names one: `oracle`, `evaluation.oracle` and
 `evaluation.gold`."""
 Blame = Callable[[str], AbstractContextManager[None]]
-"""The type of `Resolved.blame`: it returns a context in which errors say where a field was set."""
+"""The type of `Resolved.error_context`: it returns a context in which errors say where a field was set."""
 
 CHANGEABLE = ("reward",)
 """Names of the inputs whose change a user may accept (`--accept-changed`)."""
@@ -92,7 +91,7 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
 
 
 def inputs_of_models(
-    config: Config, lm: CausalLM, tokenizer: Any, blame: Blame = lambda _: nullcontext()
+    config: Config, lm: CausalLM, tokenizer: Any, error_context: Blame = lambda _: nullcontext()
 ) -> Inputs:
     """Return the fingerprints of models and tokenizer, except those of weights and template.
 
@@ -108,7 +107,7 @@ def inputs_of_models(
     for field, path in _paths(config).items():
         if field == "model.path":
             continue
-        with blame(field):
+        with error_context(field):
             is_adapter = is_adapter_directory(path)
             found = adapter_identity(path) if is_adapter else model_identity(load_config(path))
         models[field] = {"of": hash_of(path), "is": found}
@@ -129,7 +128,7 @@ def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
     )
 
 
-def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame: Blame) -> None:
+def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, error_context: Blame) -> None:
     """Refuse models and a template whose fingerprints differ from the known ones.
 
     Args:
@@ -149,11 +148,11 @@ def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame
     )
     for field, (before, after) in _both(known, now, "models").items():
         if field == "model.path" or before.get("of") == after["of"]:
-            with blame(field):
+            with error_context(field):
                 _refuse(differences(before.get("is", {}), after["is"], same_readers=same_readers), read)
     before, after = known.get("template", {}), now.get("template", {})
     if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
-        with blame("render.template"):
+        with error_context("render.template"):
             file = _TEMPLATES.get(str(config.render.template), "the file")
             raise TemplateError(
                 f"the text of the chat template ({file}) is not what this run began with; put it back as "
@@ -193,7 +192,7 @@ def inputs_of_weights(config: Config) -> Inputs:
 
 
 def inputs_of_explorer(
-    backbone: str | None, start: str | None, blame: Blame = lambda _: nullcontext()
+    backbone: str | None, start: str | None, error_context: Blame = lambda _: nullcontext()
 ) -> Inputs:
     """Return the fingerprints of the files that an explorer reads, by field.
 
@@ -207,7 +206,7 @@ def inputs_of_explorer(
     found: Inputs = {}
     for field, path in (("explorer.features.backbone", backbone), (START, start)):
         if path is not None:
-            with blame(field):
+            with error_context(field):
                 if field == START:
                     refuse_missing(path)
                 found[field] = {"of": hash_of(path), "is": {"files": {"hash": hash_of_files(path)}}}
@@ -220,7 +219,9 @@ def _paths(config: Config) -> dict[str, str]:
     return {f"model.{name}": path for name, path in paths.items() if path is not None}
 
 
-def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:
+def refuse_other_weights(
+    known: Inputs | None, now: Inputs, fields: Sequence[str], error_context: Blame
+) -> None:
     """Refuse weights whose fingerprints differ from the known ones.
 
     Args:
@@ -231,7 +232,7 @@ def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str
     """
     for field, (before, after) in _both(known or {}, now, "weights").items():
         if field in fields and (field == "model.path" or before.get("of") == after["of"]):
-            with blame(field):
+            with error_context(field):
                 _refuse(differences(before.get("is", {}), after["is"]))
 
 
@@ -265,7 +266,9 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
     return found
 
 
-def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str], blame: Blame) -> None:
+def refuse_changed_oracles(
+    known: Inputs | None, roles: Roles, changed: set[str], error_context: Blame
+) -> None:
     """Refuse an oracle if its files have changed since it gave the recorded answers. If only the version that
     it declares has changed, do not refuse it.
 
@@ -281,7 +284,7 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
         is_known = before is not None and not are_same(before, oracle.made_of)
         lines = differences(before or {}, now) if is_known else [f"{file}: its text" for file in now]
         if address in changed and lines:
-            with blame(f"{field}.name"):
+            with error_context(f"{field}.name"):
                 is_played = oracle.name == "environment"
                 raise ConfigError(
                     f"{'the environment' if is_played else 'it'} has changed since this run last asked it:"

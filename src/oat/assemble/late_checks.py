@@ -22,7 +22,7 @@ from oat.resolve.cross_checks import plausible
 from oat.resolve.cross_checks.all_sections import message_of
 from oat.resolve.parts import part_checks, run_facts
 from oat.resolve.resolved import Resolved
-from oat.rollout.backbones import positions_of, reads_conversations
+from oat.rollout.features import positions_of, reads_conversations
 from oat.text.call_forms import ToolCall
 from oat.text.calls import template_calls
 from oat.text.openings import without_opening
@@ -150,7 +150,7 @@ def check_calls(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) ->
 
 def _refuse(resolved: Resolved, fault: str, *, is_begun: bool) -> None:
     """Refuse the environment; only warn if the run has begun."""
-    with resolved.blame("sampling.environment"):
+    with resolved.error_context("sampling.environment"):
         if not is_begun:
             raise ConfigError(fault)
         warn(fault)
@@ -193,7 +193,7 @@ def check_backbone(resolved: Resolved, prompts: Prompts, *, is_begun: bool) -> N
     features = resolved.features
     if features is None or not features.is_own:
         return
-    with resolved.blame("explorer.name"):
+    with resolved.error_context("explorer.name"):
         faults = [*_position_faults(features), *_message_faults(features, prompts)]
     for field, fault in faults:
         place = where(("explorer", "features", field), resolved.origins)

@@ -19,7 +19,7 @@ from oat.assemble.learner import make_learner
 from oat.assemble.models import check_critic, check_reference, load_models
 from oat.assemble.run_inputs import make_renderer
 from oat.assemble.same_inputs import refuse_other_inputs
-from oat.config.load import parse_config
+from oat.config.load import config_of
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads
 from oat.models.causal_lm import CausalLM
@@ -70,7 +70,7 @@ class LearnerPlan:
     """All that another process needs to make the side.
 
     Attributes:
-        config: every setting of the run, as YAML.
+        config: every setting of the run, as plain data (`dump`). It is empty in the run's own process.
         first_seed: the seed of initial weights (`Seeds.first`).
         keep: path of the folder `Learner.keep`.
         longest: largest number of tokens of a prompt with its response; None: unknown.
@@ -78,7 +78,7 @@ class LearnerPlan:
         inputs: `inputs_sent` of the run's own process.
     """
 
-    config: str
+    config: Mapping[str, Any]
     first_seed: int
     keep: str
     longest: int | None
@@ -106,20 +106,20 @@ def make_learner_side(
     """
     config = resolved.config
     resolved.objective.end_ids = renderer.stop_ids
-    with resolved.blame("model.reference" if config.model.reference else "model.path"):
+    with resolved.error_context("model.reference" if config.model.reference else "model.path"):
         lms = load_models(config, resolved.models, seeds, load)
         if config.model.reference and "reference" in lms:
             check_reference(lms["reference"], config.model.reference, renderer)
     if has_own_critic(config.model) and "critic" in lms:
-        with resolved.blame("model.critic"):
+        with resolved.error_context("model.critic"):
             check_critic(lms["critic"], critic_model(config.model).path, renderer, plan.longest)
-    with resolved.blame("explorer.name"):
+    with resolved.error_context("explorer.name"):
         features = make_features(lms, resolved.features) if resolved.features else None
         has_weights = lms["policy"].has_weights
         ensemble = make_ensemble(
             resolved.explorer, features, seeds, has_weights=has_weights, is_begun=plan.is_begun
         )
-    with resolved.blame("model.path"):
+    with resolved.error_context("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, Path(plan.keep))
     return LearnerSide(lms, features, ensemble, learner)
 
@@ -139,7 +139,7 @@ class LearnerWorker:
 
     def __init__(self, plan: bytes):
         learning = LearnerPlan(*wire.decode(plan))
-        resolved = resolve(*parse_config(learning.config))
+        resolved = resolve(*config_of(learning.config))
         compute = resolved.config.compute
         if compute.threads:
             torch.set_num_threads(compute.threads)

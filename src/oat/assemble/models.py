@@ -8,7 +8,7 @@ import torch
 from oat.config.settings import Config, ModelConfig
 from oat.engines.kind import Traits
 from oat.errors import ConfigError, ModelError
-from oat.hardware.allocator import give_back_freed_memory
+from oat.hardware.memory import give_back_freed_memory, keep_few_kernels
 from oat.hardware.threads import LARGE
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
@@ -64,6 +64,7 @@ def load_models(
     Raises:
         ConfigError, ModelError: see `device_of` and `load_model`.
     """
+    keep_few_kernels()
     model, device = config.model, device_of(config.compute.profile)
     policy = load(model, seeds.key("init", "policy"), device)
     if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:

@@ -13,10 +13,11 @@ import torch
 from oat import wire
 from oat.assemble.oracles import Addressed, by_field, evaluation_oracles, training_oracle
 from oat.assemble.run_inputs import RunInputs
-from oat.config.load import dump, parse_config, to_yaml
+from oat.config.load import config_of, dump
 from oat.config.settings import Config
 from oat.data.prompts import Prompts
 from oat.errors import ConfigError, OracleError
+from oat.hardware.memory import keep_few_kernels
 from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
@@ -27,7 +28,7 @@ from oat.resolve.resolved import Resolved
 from oat.runtime.clients import ClientOracle, Clients, Sums, sums_of
 from oat.text.renderer import Renderer
 from oat.types import Answer, Message, Opening, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 BOX = f"{__name__}:OracleBox"
 """The name of the box that a client makes."""
@@ -41,7 +42,7 @@ class OraclePlan:
     """All that a client needs to make the oracles of a run.
 
     Attributes:
-        config: every setting of the run, as YAML.
+        config: every setting of the run, as plain data (`dump`).
         given: what objects that were given from Python are called in their modules, by `Name` of
             `python:Name`.
         versions: the versions that the asked oracles have in the run's own process, by role. A role is the
@@ -53,7 +54,7 @@ class OraclePlan:
         parts: the names of the user's code that a client needs. They are not sent with the plan.
     """
 
-    config: str
+    config: dict[str, Any]
     given: dict[str, str]
     versions: dict[str, str | None]
     training: _Columns
@@ -81,13 +82,13 @@ def plan_of(resolved: Resolved, config: Config, run_inputs: RunInputs) -> Oracle
     tree, evaluation = dump(config), dump(config)["evaluation"] or {}
     sections = {"oracle.name": tree["oracle"], "evaluation.oracle": evaluation.get("oracle")}
     for place, section in {**sections, "evaluation.gold": evaluation.get("gold")}.items():
-        with resolved.blame(place):
+        with resolved.error_context(place):
             given |= {name: plugins.travelling(f"python:{name}") for name in _given_in(section)}
         if section and ":" in section["name"] and not section["name"].startswith("python:"):
             named.append(section["name"])
     held_out = run_inputs.held_out
     return OraclePlan(
-        to_yaml(config),
+        dump(config),
         given,
         {role: oracle.version for role, (_, oracle) in _asked(run_inputs.roles).items()},
         _columns(run_inputs.prompts),
@@ -118,7 +119,8 @@ class OracleBox:
     def __init__(self, plan: bytes):
         made = OraclePlan(*wire.decode(plan))
         plugins.given.update({name: plugins.load_symbol(spec) for name, spec in made.given.items()})
-        resolved = resolve(*parse_config(made.config))
+        resolved = resolve(*config_of(made.config))
+        keep_few_kernels()
         if resolved.config.compute.threads:
             torch.set_num_threads(resolved.config.compute.threads)
         training, named = training_oracle(resolved)

@@ -15,7 +15,7 @@ from oat.resolve.environment import environment_part
 from oat.resolve.parts import run_facts
 from oat.resolve.resolved import Resolved
 from oat.types import Kind
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 Addressed = tuple[str, Oracle]
 """An oracle's address, which is its name in the ledger; and the oracle."""
@@ -98,11 +98,11 @@ def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Address
         if is_compared or (name in made and made[name][0] != section.options):
             address = f"{name}/{purpose}"
         if address not in made:
-            with resolved.blame(field):
+            with resolved.error_context(field):
                 made[address] = (section.options, _named(config, name, section.options, "score"))
         oracle = made[address][1]
         _check_outage(config, name, oracle)
-        with resolved.blame(field):
+        with resolved.error_context(field):
             if oracle.is_relative:
                 raise ConfigError(
                     f"the scores of {name} are relative to those that are asked about together "

@@ -8,9 +8,8 @@ from oat.algorithms.base import Objective
 from oat.assemble.fingerprints import Inputs
 from oat.config.settings import Config, SamplingConfig, SourceConfig
 from oat.data.formats import UNPAIRED
-from oat.data.index_cache import cache_folders
-from oat.data.prompt_set import Source
-from oat.data.prompts import Prompts
+from oat.data.index import cache_folders
+from oat.data.prompts import Prompts, Source
 from oat.errors import ConfigError
 from oat.models.identity import hash_of
 from oat.resolve.resolved import Resolved

@@ -14,7 +14,7 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.assemble.actor_side import ActorPlan, ActorSide, make_actor_side
-from oat.assemble.apart import Processes, hire_processes, oracles_of, process_notes
+from oat.assemble.apart import Processes, oracles_of, process_notes, start_processes
 from oat.assemble.changes import known_changes
 from oat.assemble.engine import engine_notes, weights_proof
 from oat.assemble.ensemble import ensemble_learning
@@ -27,7 +27,7 @@ from oat.assemble.models import (
     slot_dtypes,
 )
 from oat.assemble.outline import longest_sequence
-from oat.assemble.run_directory import Home, unlocked_home
+from oat.assemble.run_directory import RunDirectory, unlocked_directory
 from oat.assemble.run_inputs import RunInputs, gather_inputs, recorded_actor
 from oat.collector import Collector, Refill
 from oat.config.load import dump
@@ -40,7 +40,7 @@ from oat.data.prompts import Prompts
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.held_out import OnlyPairs
 from oat.explore.base import Explorer
-from oat.files import seen
+from oat.files import absolute
 from oat.learner.replay_buffer import Buffer
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
@@ -52,16 +52,15 @@ from oat.protocols import Plans
 from oat.resolve.placement import placement_notes
 from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.holdings import Holdings
-from oat.rundir.origin import first_seed
-from oat.rundir.provenance import Told, environment_of
-from oat.runtime.crew import Crew
+from oat.rundir.holdings import LedgerRequirements
+from oat.rundir.provenance import ProvenanceWriter, environment_of, first_seed
+from oat.runtime.crew import WorkerGroup
 from oat.runtime.local import over_wire
 from oat.runtime.probe import Probing
 from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
-from oat.text.templates import has_template, proposal
+from oat.text.chat_template import has_template, proposal
 from oat.text.turns import Turns
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
@@ -94,7 +93,7 @@ class _Computing:
 def build(
     resolved: Resolved,
     *,
-    directory: Path | Home | None = None,
+    directory: Path | RunDirectory | None = None,
     run_inputs: RunInputs | None = None,
     seeds: Seeds | None = None,
     load: LoadModel = load_model,
@@ -103,7 +102,8 @@ def build(
 
     Args:
         resolved: the configuration; for one run only, because the run uses its object `objective`.
-        directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
+        directory: a run directory, which is made if it is missing, or its `RunDirectory`; None:
+            `config.run_dir`.
         run_inputs: the data, oracles and renderer of the run; None: `build` makes them.
         seeds: of the run; None: its own seed, and the seed with which the run in the directory began.
         load: function that loads each model. With `Outlines.fake`, the run cannot be started.
@@ -112,7 +112,11 @@ def build(
         OatError: a part cannot be made as configured.
     """
     config = resolved.config
-    home = directory if isinstance(directory, Home) else unlocked_home(directory or seen(config.run_dir))
+    home = (
+        directory
+        if isinstance(directory, RunDirectory)
+        else unlocked_directory(directory or absolute(config.run_dir))
+    )
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
@@ -130,7 +134,7 @@ def build(
         seeds=seeds,
         collector=collector,
         ledger=ledger,
-        holdings=Holdings(ledger.store),
+        holdings=LedgerRequirements(ledger.store),
         buffer=Buffer(ledger, config.learner.buffer, plans(0).questions),
         learner=computing.learner,
         weights=weights,
@@ -169,20 +173,20 @@ def _parts(
 
 
 def _computing(
-    resolved: Resolved, run_inputs: RunInputs, home: Home, seeds: Seeds, load: LoadModel
+    resolved: Resolved, run_inputs: RunInputs, home: RunDirectory, seeds: Seeds, load: LoadModel
 ) -> _Computing:
     config = resolved.config
     learning = LearnerPlan(
-        resolved.as_yaml(),
+        {},
         seeds.first,
         str(home.directory / "nonfinite"),
         _longest(resolved, run_inputs),
         run_inputs.known is not None,
     )
-    sampling = ActorPlan(learning.config, seeds.first, run_inputs.has_character_steps)
+    sampling = ActorPlan({}, seeds.first, run_inputs.has_character_steps)
     processes = None
     if load is load_model:  # outlines of models work for nobody
-        processes = hire_processes(resolved, run_inputs, home, sampling, learning)
+        processes = start_processes(resolved, run_inputs, home, sampling, learning)
     if processes is not None:
         run_inputs.closing.append(processes.close)
         if processes.learner is not None:
@@ -211,7 +215,7 @@ def _computing(
 
 
 def _computing_apart(
-    resolved: Resolved, run_inputs: RunInputs, processes: Processes, learner: Crew
+    resolved: Resolved, run_inputs: RunInputs, processes: Processes, learner: WorkerGroup
 ) -> _Computing:
     """Make the boxes of a run whose learner works in a process of its own."""
     resolved.objective.end_ids = run_inputs.renderer.stop_ids
@@ -278,7 +282,7 @@ def _apart(resolved: Resolved, own: LearnerSide) -> boxes.Learner:
 
 def _asking(
     resolved: Resolved,
-    home: Home,
+    home: RunDirectory,
     run_inputs: RunInputs,
     computing: _Computing,
     ledger: Ledger,
@@ -315,7 +319,7 @@ def _of_objectives(objectives: Sequence[Objective]) -> dict[str, boxes.Stateful]
 
 
 def _ledger(
-    resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, *, has_ensemble: bool
+    resolved: Resolved, home: RunDirectory, run_inputs: RunInputs, seeds: Seeds, *, has_ensemble: bool
 ) -> Ledger:
     config, o = resolved.config, resolved.config.oracle
     believed = {ENSEMBLE: BeliefOracle()} if has_ensemble else {}
@@ -383,13 +387,13 @@ def _alarms(resolved: Resolved) -> Alarms:
     )
 
 
-def _checkpoints(config: Config, home: Home) -> Checkpoints:
+def _checkpoints(config: Config, home: RunDirectory) -> Checkpoints:
     return Checkpoints(home.directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing)
 
 
-def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
+def _tracking(config: Config, home: RunDirectory, run_inputs: RunInputs) -> Tracking:
     t = config.tracking
-    told = Told(
+    told = ProvenanceWriter(
         home.directory / "environment.json",
         partial(_environment, config.seed),
         run_inputs.inputs,

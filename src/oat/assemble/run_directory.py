@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oat.control.interruption import Interruption
-from oat.files import Standing
-from oat.runtime.crew import Life
+from oat.files import DirectoryGuard
+from oat.runtime.crew import RestartState
 
 
 @dataclass(frozen=True, eq=False)
-class Home:
+class RunDirectory:
     """A run directory that this process has opened.
 
     Attributes:
@@ -19,13 +19,13 @@ class Home:
     """
 
     directory: Path
-    standing: Standing
+    standing: DirectoryGuard
     interruption: Interruption
-    life: Life | None = None
+    life: RestartState | None = None
 
 
-def unlocked_home(directory: Path) -> Home:
-    """Return a `Home` without a lock, for a run that no other process uses. Make the directory if it is
-    missing."""
+def unlocked_directory(directory: Path) -> RunDirectory:
+    """Return a `RunDirectory` without a lock, for a run that no other process uses. Make the directory if it
+    is missing."""
     directory.mkdir(parents=True, exist_ok=True)
-    return Home(directory, Standing(), Interruption())
+    return RunDirectory(directory, DirectoryGuard(), Interruption())

@@ -126,25 +126,25 @@ def gather_inputs(
     Raises:
         OatError: a part cannot be made as configured.
     """
-    config, blame = resolved.config, resolved.blame
+    config, error_context = resolved.config, resolved.error_context
     outline, renderer, inputs = _gather_text(resolved, known)
     reader = PromptReader(resolved, renderer, outline.context_length, Seeds(config.seed), folder)
-    with blame("prompts.path"):
+    with error_context("prompts.path"):
         prompts = reader.training()
-    with blame("evaluation.path"):
+    with error_context("evaluation.path"):
         held_out = reader.held_out()
-    with blame("evaluation.pairs"):
+    with error_context("evaluation.pairs"):
         pairs = reader.pairs()
-    environment = make_batched(resolved)
-    with blame("oracle.name"):
+    environment = make_batched(resolved.config, resolved.origins)
+    with error_context("oracle.name"):
         training, oracle = training_oracle(resolved)
         oracle.check_columns(prompts.columns, prompts.has_references)
         oracle.tell_opening(renderer.opening)
     evaluating = evaluation_oracles(resolved, oracle)
     for purpose, (_, each) in evaluating.items():
-        with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
+        with error_context("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
             each.tell_opening(renderer.opening)
-    with blame("evaluation.oracle"):
+    with error_context("evaluation.oracle"):
         _check_evaluation(config, evaluating, held_out, has_opponent=has_opponent)
     inputs |= {"prompts": prompts.digests, **inputs_of_held_out(config, held_out, pairs)}
     run_inputs = RunInputs(
@@ -166,19 +166,19 @@ def gather_inputs(
 def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline, Renderer, Inputs]:
     """Return the outline of the policy, the renderer, and the fingerprints of models and template. Refuse
     models or a template whose fingerprints differ from those in `known`."""
-    config, blame = resolved.config, resolved.blame
-    with blame("model.path"):
+    config, error_context = resolved.config, resolved.error_context
+    with error_context("model.path"):
         lm = load_models(config, (), Seeds(config.seed), resolved.outlines.on_meta)["policy"]
         outline = outline_of(lm, config.compute.profile)
         tokenizer = load_tokenizer(config.model.path)
-    with blame("model.path"):
-        inputs = inputs_of_models(config, lm, tokenizer, blame)
-    with blame("render.template"):
+    with error_context("model.path"):
+        inputs = inputs_of_models(config, lm, tokenizer, error_context)
+    with error_context("render.template"):
         inputs |= inputs_of_template(config, tokenizer)
-    refuse_other_models(config, known, inputs, blame)
-    with blame("render.template"):
+    refuse_other_models(config, known, inputs, error_context)
+    with error_context("render.template"):
         renderer = make_renderer(config, lm, tokenizer)
-    with blame("model.path"):
+    with error_context("model.path"):
         check_tokenizer(lm, config.model.path, renderer)
     return outline, renderer, inputs
 
@@ -215,7 +215,7 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
     of_explorer = inputs_of_explorer(
         features.backbone if features is not None and features.is_own else None,
         None if ensemble is None else ensemble.start,
-        resolved.blame,
+        resolved.error_context,
     )
     of_models = inputs_of_weights(config)
     run_inputs.inputs["weights"] = {**of_models["weights"], **of_explorer}
@@ -226,7 +226,7 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
         is_begun=is_begun,
     )
     # no checkpoint has a backbone, nor the ensemble to start from, to which the prior pulls
-    refuse_other_weights(run_inputs.known, run_inputs.inputs, [*fields, *of_explorer], resolved.blame)
+    refuse_other_weights(run_inputs.known, run_inputs.inputs, [*fields, *of_explorer], resolved.error_context)
 
 
 def warn_of_changes(run_dir: Path, resolved: Resolved, run_inputs: RunInputs) -> None:

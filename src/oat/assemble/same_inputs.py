@@ -40,11 +40,11 @@ def refuse_other_inputs(resolved: Resolved, sent: Inputs, lm: CausalLM, tokenize
     """
     if not sent:
         return
-    config, blame = resolved.config, resolved.blame
-    now = inputs_of_models(config, lm, tokenizer, blame) | inputs_of_template(config, tokenizer)
-    refuse_other_models(config, sent, now, blame)
+    config, error_context = resolved.config, resolved.error_context
+    now = inputs_of_models(config, lm, tokenizer, error_context) | inputs_of_template(config, tokenizer)
+    refuse_other_models(config, sent, now, error_context)
     weights = _weights(resolved)
-    refuse_other_weights(sent, {"weights": weights}, [*weights], blame)
+    refuse_other_weights(sent, {"weights": weights}, [*weights], error_context)
 
 
 def _weights(resolved: Resolved) -> Inputs:
@@ -55,5 +55,5 @@ def _weights(resolved: Resolved) -> Inputs:
     if "reference" in resolved.slots or features is not None:
         found = inputs_of_weights(resolved.config)["weights"]
     if features is not None and features.is_own:
-        found |= inputs_of_explorer(features.backbone, None, resolved.blame)
+        found |= inputs_of_explorer(features.backbone, None, resolved.error_context)
     return {field: each for field, each in found.items() if field != "model.critic"}

@@ -1,5 +1,5 @@
-"""The command line: one module for each command, which declares its arguments and calls the code that does
-the work."""
+"""The entry of the command line: it finds the command, and turns errors and signals into a line of text and
+an exit code."""
 
 from oat.cli.entry import main
 

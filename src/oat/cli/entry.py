@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from oat.cli.file_names import read_in_utf8
-from oat.cli.same_hashes import fix_hashes
+from oat.cli.restart import fix_hashes, read_in_utf8
 from oat.control.stages import telling
 from oat.errors import Interrupted, OatError, OatWarning, described, escape_streams, printable
 from oat.files import seen_from
@@ -24,7 +23,7 @@ COMMANDS = {
     "train": "start a run, or continue the one in its directory",
     "check": (
         "say what a configuration would run, and refuse what `oat train` would refuse; it loads weights only "
-        "for --show-tokens"
+        "for --show-tokens and --time"
     ),
     "eval": "evaluate a run's newest checkpoint, or the start model of a configuration",
     "export": "write the model that a run trained as a model directory that transformers loads",
@@ -40,7 +39,10 @@ COMMANDS = {
     "serve": "serve a reward model over HTTP, for the oracle `remote`",
     "quickstart": "train, align and compare a tiny model on this machine in a few minutes",
 }
-"""The summary of each command, by its name; the command's module has the same name."""
+"""The summary of each command, by its name; its module is the one of this name in `oat.commands`."""
+
+_ELSEWHERE = {"quickstart": "oat.quickstart"}
+"""The modules of the other commands."""
 
 _WITHOUT_NOTES = {"train": "nothing was begun; give the same command again"}
 """What an interrupted command that added no note has done. A run adds its note as soon as it is opened."""
@@ -189,7 +191,7 @@ def parser(command: str | None = None, words: Sequence[str] = ()) -> argparse.Ar
         one = choices.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         one.words = words
         if name == command:
-            module = importlib.import_module(f"oat.cli.{name}")
+            module = importlib.import_module(_ELSEWHERE.get(name, f"oat.commands.{name}"))
             module.add_arguments(one)
             one.set_defaults(call=module.call)
     return found

@@ -1,1 +1,2 @@
-"""The work of each command, one module for each, and modules that several commands share."""
+"""The commands, one file for each: its arguments and its work. The other files are shared by several
+commands, or do a part of one command's work."""

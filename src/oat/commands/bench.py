@@ -1,5 +1,8 @@
-"""`oat bench`: measure how fast this machine reads and computes, and derive the limits of a model's speed."""
+"""`oat bench`: measure how fast this machine reads and computes, and derive the limits of a model's speed; or
+compare rules of exploration in the laboratory (`oat.laboratory.report`)."""
 
+import argparse
+import json
 import math
 import os
 import platform
@@ -7,15 +10,76 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from oat.commands.interruptible import say_loading
 
-from oat.hardware.roofline import Cost, bandwidth, cost_of, matrix_rate, rates_of
-from oat.hardware.threads import candidates
-from oat.models.loading import load_lm
+if TYPE_CHECKING:
+    from oat.hardware.roofline import Cost
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = ("float32", "bfloat16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="PATH", help="also compute the limits of this model, a directory or a hub id"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print bytes, operations and tokens per second as one JSON object",
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="[explore]")
+    explore = kinds.add_parser(
+        "explore",
+        help="compare rules of exploration in small worlds, without a language model",
+    )
+    _add_of_explore(explore)
+
+
+def _add_of_explore(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        metavar="RULE",
+        help="names of rules, or your own as path/to/file.py:function; by default all of oat's rules",
+    )
+    parser.add_argument("--worlds", nargs="+", metavar="WORLD", help="by default all (docs/exploration.md)")
+    parser.add_argument(
+        "--agents", nargs="+", metavar="AGENT", help="`ideal`, `ensemble`, or both, which is the default"
+    )
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="default: 20")
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        type=float,
+        metavar="SHARE",
+        help="let a policy learn too; the agent itself labels a pair of these shares of the prompts",
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes; default: 1")
+    parser.add_argument("--out", default="runs/laboratory", metavar="DIR", help="default: runs/laboratory")
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    say_loading(arguments.model or "")
+    if arguments.kind == "explore":
+        from oat.laboratory.report import bench_explore
+
+        print(
+            bench_explore(
+                Path(arguments.out),
+                rules=arguments.rules,
+                worlds=arguments.worlds,
+                agents=arguments.agents,
+                seeds=arguments.seeds,
+                shares=arguments.policy or (),
+                jobs=arguments.jobs,
+            )
+        )
+        return 0
+    found = bench(arguments.model)
+    print(json.dumps(found) if arguments.json else table(found))
+    return 0
 
 
 def bench(model: str | None) -> dict[str, Any]:
@@ -37,13 +101,21 @@ def bench(model: str | None) -> dict[str, Any]:
     Raises:
         ModelError: the model cannot be loaded.
     """
+    import torch
+
+    from oat.hardware.memory import keep_few_kernels
+    from oat.hardware.roofline import bandwidth, cost_of, matrix_rate
+    from oat.hardware.threads import candidates
+    from oat.models.loading import load_lm
+
+    keep_few_kernels()
     cost = None if model is None else cost_of(load_lm(model))
     places = [("cpu", threads) for threads in candidates(0)]
     if torch.cuda.is_available():
         places.append(("cuda", places[-1][1]))
     rates = []
     for device, threads in places:
-        matrix = {name: matrix_rate(device, threads, dtype) for name, dtype in _DTYPES.items()}
+        matrix = {name: matrix_rate(device, threads, getattr(torch, name)) for name in _DTYPES}
         rates.append(
             {"device": device, "threads": threads, "bandwidth": bandwidth(device, threads), **matrix}
         )
@@ -55,7 +127,7 @@ def bench(model: str | None) -> dict[str, Any]:
     }
 
 
-def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
+def _limits(cost: "Cost", device: str, threads: int) -> dict[str, Any]:
     """Return the highest speeds that a model can reach. The costs of attention and of the KV cache are not
     counted.
 
@@ -69,9 +141,13 @@ def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
           compute as to read the weights;
         * "update": tokens per second of an update in which every token is trained.
     """
+    import torch
+
+    from oat.hardware.roofline import rates_of
+
     limits: dict[str, Any] = {"elements": cost.backbone + cost.head}
-    for name, dtype in _DTYPES.items():
-        own = replace(cost, dtype=dtype)
+    for name in _DTYPES:
+        own = replace(cost, dtype=getattr(torch, name))
         rates = rates_of(torch.device(device), threads, own)
         read_s = own.weight_bytes / rates.bandwidth
         row_s = own.flops(1, 0, 1) / rates.matrix

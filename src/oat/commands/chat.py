@@ -1,16 +1,22 @@
 """`oat chat`: talk with a model in a terminal, or line by line through a pipe."""
 
+import argparse
 import codecs
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from oat.answering.speaker import NO_TEMPLATE, Speaker
+from oat.commands.generation_options import add_generation_options, add_model, generation_options
+from oat.commands.interruptible import say_loading
 from oat.errors import ConfigError, DataError, OatError, printable
 from oat.text.chat_template import special_tokens
 from oat.text.control_tokens import any_of, is_own
 from oat.types import Message
+
+if TYPE_CHECKING:
+    from oat.answering.speaker import ResponseGenerator
 
 _EXIT = "/exit"
 _NEW = "/new"
@@ -18,7 +24,23 @@ _UNFINISHED = "\ufffd"
 """The character that a tokenizer decodes from the first bytes of an incomplete character."""
 
 
-def chat(speaker: Speaker, *, continues: bool = False) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_generation_options(parser)
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    say_loading(arguments.model)
+    from oat.answering.speaker import NO_TEMPLATE, load_speaker
+
+    chat(
+        load_speaker(arguments.model, generation_options(arguments)),
+        continues=arguments.template == NO_TEMPLATE,
+    )
+    return 0
+
+
+def chat(speaker: "ResponseGenerator", *, continues: bool = False) -> None:
     """Answer each line of the standard input, until the input ends or a line is `/exit`. The line `/new`
     begins a new conversation.
 
@@ -31,6 +53,8 @@ def chat(speaker: Speaker, *, continues: bool = False) -> None:
             no room for an answer. In a terminal, the error is printed instead, and the chat goes on.
     """
     if not speaker.is_chat and not continues:
+        from oat.answering.speaker import NO_TEMPLATE
+
         raise ConfigError(
             f"{speaker.name} has no chat template, so nothing says where a turn ends; with --template "
             f"{NO_TEMPLATE} it continues what you type, and --template chatml, or a .jinja file, gives it one"
@@ -55,7 +79,7 @@ def chat(speaker: Speaker, *, continues: bool = False) -> None:
             print(f"oat chat: {error}", file=sys.stderr)
 
 
-def _greeting(speaker: Speaker) -> str:
+def _greeting(speaker: "ResponseGenerator") -> str:
     if not speaker.is_chat:
         what = "continues what you type"
     elif speaker.remembers:
@@ -99,7 +123,7 @@ def _pipe_lines() -> Iterator[str]:
             yield text
 
 
-def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
+def _fitting(speaker: "ResponseGenerator", messages: list[Message]) -> list[Message]:
     """Drop the earliest turns of a conversation until there is room for a response, and return the
     conversation. The room is `max_new_tokens` tokens, or a quarter of the context if that is less. The last
     message is kept even if the room after it is smaller.
@@ -121,7 +145,9 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
+def _print_answer(
+    speaker: "ResponseGenerator", messages: Sequence[Message], turn: int, *, in_terminal: bool
+) -> str:
     """Print a response while it is generated, or the best of several as a whole, and return its text. In a
     terminal, Ctrl-C ends the generation; the text that was printed until then is returned."""
     shown, prompt = "", speaker.renderer.prompt(messages)
@@ -142,7 +168,7 @@ def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, i
     return shown
 
 
-def _remembered(speaker: Speaker, answer: str) -> str:
+def _remembered(speaker: "ResponseGenerator", answer: str) -> str:
     """Return an answer as a part of later prompts. It has no special tokens, which a template would write as
     ordinary text, except those that a model writes within its turn, such as <think>."""
     tokens = special_tokens(speaker.renderer.tokenizer)

@@ -11,67 +11,153 @@ train`:
   another shape.
 """
 
-from collections import Counter
-from collections.abc import Collection
-from contextlib import suppress
+import argparse
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NamedTuple
 
-from oat.assemble.apart import refuse_without_cluster
-from oat.assemble.fingerprints import OwnFiles, recorded
-from oat.assemble.late_checks import check_with_inputs
-from oat.assemble.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.commands.show_tokens import token_lines
-from oat.errors import TemplateError
-from oat.files import seen
-from oat.forecast.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
-from oat.forecast.estimate import lengths_of
-from oat.forecast.highest_cost import dearest_question, refuse_small_budget
-from oat.forecast.memory import memory_lines, refuse_short_cache, refuse_too_large
-from oat.forecast.memory_apart import process_lines
-from oat.forecast.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
-from oat.forecast.trial import load_unknown
-from oat.learner.learner import Learner
-from oat.learner.models import LanguageModel
-from oat.loop import Run
-from oat.models.beside import other_ids
-from oat.models.nf4 import count
-from oat.opening.open_run import outlined, refuse_changes, settled
-from oat.resolve.resolved import Resolved
-from oat.rundir.checkpoint_files import newest_state
-from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.origin import Origin
-from oat.rundir.rows import read_metrics
-from oat.text.changed_texts import changed_part, changed_texts, made_ordinary, unread_calls
-from oat.types import Price
+from oat.commands.interruptible import say_loading
+from oat.commands.train import add_run_arguments, print_config
+from oat.errors import printable
+from oat.files import absolute
 
-_MOST_CHANGED = 3
-"""Largest number of texts that the tokenizer changes, or of special tokens, that a line shows."""
-_LOOKED_AT = 256
-"""Largest number of records whose texts are compared with those that are learned or read."""
+if TYPE_CHECKING:
+    from oat.assemble.run_inputs import RunInputs
+    from oat.forecast.estimate import Lengths
+    from oat.forecast.rows import Row
+    from oat.resolve.resolved import Resolved
+    from oat.rundir.provenance import Origin
+    from oat.types import Price
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="CONFIG", help="a YAML file; flags --section.field value override its settings"
+    )
+    parser.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
+    parser.add_argument(
+        "--time",
+        action="store_true",
+        help="also measure how long a step, an evaluation and the run take, and try faster settings; it "
+        "loads the weights, samples and learns for a minute or two, asks no oracle and keeps nothing",
+    )
+    parser.add_argument(
+        "--show-tokens",
+        action="store_true",
+        help="also print an example of what the run learns from, token by token (this may load weights)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object: config, rows and notes")
+    add_run_arguments(parser)
+
+
+def call(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.resolve.targets import loaded_for, resolve_present
+
+    if arguments.print_config:
+        return print_config(arguments, flags)
+    resolved = resolve_present(arguments.target, flags)  # refuses what needs no torch to be refused
+    say_loading(loaded_for(resolved.config, trains=False))
+    rows, notes = check_run(
+        resolved,
+        arguments.source,
+        accept_changed=arguments.accept_changed,
+        with_tokens=arguments.show_tokens,
+        with_memory=arguments.memory,
+        with_time=arguments.time,
+    )
+    if arguments.json:
+        found = {"config": arguments.target, "rows": [asdict(row) for row in rows], "notes": notes}
+        print(json.dumps(found, indent=1))
+    else:
+        lines = [f"oat check: {arguments.target} is sound", *table(rows), *notes]
+        print(printable("\n".join(lines)))
+    return 0
 
 
 def check_run(
-    resolved: Resolved,
+    resolved: "Resolved",
     source: str | None = None,
     *,
     accept_changed: Collection[str] = (),
     with_tokens: bool = False,
     with_memory: bool = False,
-) -> list[str]:
-    """Refuse a configuration that `oat train` would refuse, and return lines that describe the run.
+    with_time: bool = False,
+) -> "tuple[list[Row], list[str]]":
+    """Refuse a configuration that `oat train` would refuse, and return rows and notes that describe the run.
 
     Args:
         source: "RUN@STEP" or "RUN": check a fork of this run; None: no fork.
         accept_changed: names of the inputs that may have changed, as for `open_run`.
         with_tokens: True: also show the responses to the first prompt, token by token (`token_lines`).
         with_memory: True: also estimate the memory that the run needs, which takes seconds.
+        with_time: True: also measure how long the run takes, which takes a minute or two.
 
     Raises:
         OatError: `oat train` would refuse the run before its first step.
     """
+    from oat.assemble.fingerprints import OwnFiles
+    from oat.commands.show_tokens import token_lines
+    from oat.forecast.all_rows import left, rows_of
+    from oat.forecast.memory import memory_rows
+    from oat.forecast.memory_apart import process_lines
+    from oat.forecast.time_rows import time_rows
+    from oat.forecast.trial import load_unknown
+    from oat.opening.open_run import outlined
+
+    found = _inspected(resolved, source, accept_changed)
+    resolved, run_inputs, lengths = found.resolved, found.run_inputs, found.lengths
+    trial = load_unknown(resolved, run_inputs.outline)
+    processes = [f"{name}: {text}" for name, text in process_lines(resolved, lengths)]
+    with outlined(resolved, run_inputs) as run:
+        told = [*rows_of(resolved, run, run_inputs, found.origin, found.dearest), *processes]
+        told += [f"memory: {found.memory}", *run.notes, *trial.untried]
+        to_do = left(resolved, run, found.origin)
+        OwnFiles(run_inputs.known, run_inputs.roles)()
+    trial.decode()
+    if with_tokens:
+        told += token_lines(resolved, run_inputs)
+    if with_memory:
+        told += memory_rows(resolved, lengths, run_inputs.outline)
+    if with_time:
+        told += time_rows(resolved, lengths, to_do)
+    notes = [each for each in told if isinstance(each, str)]
+    return [each for each in told if not isinstance(each, str)], notes
+
+
+class _Inspected(NamedTuple):
+    """A configuration that was not refused, as the run would read it.
+
+    Attributes:
+        origin: the origin of a fork that is still to be made; None: no fork is to be made.
+        dearest: the highest price of a question of training.
+        memory: a text about the memory that is free.
+    """
+
+    resolved: "Resolved"
+    origin: "Origin | None"
+    run_inputs: "RunInputs"
+    lengths: "Lengths"
+    dearest: "Price"
+    memory: str
+
+
+def _inspected(resolved: "Resolved", source: str | None, accept_changed: Collection[str]) -> _Inspected:
+    """Refuse what can be refused before a run is made. See `check_run`."""
+    from oat.assemble.apart import refuse_without_cluster
+    from oat.assemble.fingerprints import recorded
+    from oat.assemble.late_checks import check_with_inputs
+    from oat.assemble.run_inputs import gather_inputs, refuse_weights
+    from oat.forecast.estimate import lengths_of
+    from oat.forecast.highest_cost import highest_price, refuse_small_budget
+    from oat.forecast.memory import refuse_short_cache, refuse_too_large
+    from oat.opening.open_run import refuse_changes, settled
+    from oat.rundir.checkpoints import Checkpoints
+
     resolved.refuse_missing_sinks()
     refuse_without_cluster(resolved)
     resolved, origin = settled(resolved, source)
-    own = seen(resolved.about.run_dir)
+    own = absolute(resolved.about.run_dir)
     directory, step = (own, None) if origin is None else (origin.run, origin.step)
     run_inputs = gather_inputs(resolved, known=recorded(directory, step))
     lengths = lengths_of(run_inputs)
@@ -79,129 +165,30 @@ def check_run(
     refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=is_begun)
     memory = refuse_too_large(resolved, lengths, run_inputs.outline)
     refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed, step)
-    most = dearest_question(resolved, run_inputs)
-    refuse_small_budget(resolved, most, is_begun=is_begun)
-    check_with_inputs(resolved, run_inputs, most, is_begun=is_begun or origin is not None)
-    refuse_weights(
-        resolved,
-        run_inputs,
-        is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps),
-    )
-    trial = load_unknown(resolved, run_inputs.outline)
-    processes = [*process_lines(resolved, lengths)]
-    with outlined(resolved, run_inputs) as run:
-        lines = [*_lines(resolved, run, run_inputs, origin, most), *processes, ("memory", memory)]
-        lines += [("note", note) for note in (*run.notes, *trial.untried)]
-        OwnFiles(run_inputs.known, run_inputs.roles)()
-    trial.decode()
-    return [
-        *(f"  {name:<13}{text}" for name, text in lines),
-        *(token_lines(resolved, run_inputs) if with_tokens else []),
-        *(memory_lines(resolved, lengths, run_inputs.outline) if with_memory else []),
-    ]
+    dearest = highest_price(resolved, run_inputs)
+    refuse_small_budget(resolved, dearest, is_begun=is_begun)
+    check_with_inputs(resolved, run_inputs, dearest, is_begun=is_begun or origin is not None)
+    has_checkpoint = bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps)
+    refuse_weights(resolved, run_inputs, is_begun=has_checkpoint)
+    return _Inspected(resolved, origin, run_inputs, lengths, dearest, memory)
 
 
-def _lines(
-    resolved: Resolved, run: Run, run_inputs: RunInputs, origin: Origin | None, dearest: Price
-) -> Lines:
-    learner, begun = run.learner, _begun(resolved, origin)
-    assert isinstance(learner, Learner), "nothing goes through the wire here"
-    yield from _model(learner, learns=resolved.objective.learns)
-    yield from _tokenizer(run_inputs)
-    yield from _data(run_inputs)
-    yield from step_lines(resolved, run, dearest)
-    yield from run_lines(resolved, run, run_inputs, dearest, begun)
-    yield from evaluation_lines(resolved, run, run_inputs, begun)
-    yield from checkpoint_lines(resolved, learner, origin, run.stop.last)
-    yield from place_lines(resolved, learner, run_inputs)
-    yield from default_lines(resolved)
-    yield from sink_lines(resolved)
+def table(rows: "Sequence[Row]") -> list[str]:
+    """Return the lines of a table of rows. Numbers are aligned at their right ends."""
+    cells = [(row.name, _number(row.number), row.unit, row.setting) for row in rows]
+    numeric = [each for each, row in zip(cells, rows, strict=True) if not isinstance(row.number, str)]
+    widths = [max(len(each[column]) for each in (cells if column == 0 else numeric)) for column in range(3)]
+    lines = []
+    for row, (name, number, unit, setting) in zip(rows, cells, strict=True):
+        if isinstance(row.number, str):
+            value = f"{number}{', ' if unit else ''}{unit}".ljust(widths[1] + 2 + widths[2])
+        else:
+            value = f"{number:>{widths[1]}}  {unit:<{widths[2]}}"
+        lines.append(f"  {name:<{widths[0]}}  {value}  {setting}".rstrip())
+    return lines
 
 
-def _model(learner: Learner, *, learns: bool) -> Lines:
-    policy = learner.models["policy"]
-    assert isinstance(policy, LanguageModel)
-    lm = policy.lm
-    parameters = sum(count(lm).values())
-    learning = sum(parameter.numel() for parameter in lm.trainable().values())
-    which = f"of which {learning / 1e6:.3g} million learn" if learns else "which stay as they are"
-    yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, {which}"
-
-
-def _tokenizer(run_inputs: RunInputs) -> Lines:
-    """Yield a line if the tokenizer changes texts, and how many records it changes; and a line if special
-    tokens in the texts become ordinary text. Then records are learned and read otherwise than the data have
-    them. Yield a line also if responses have calls of tools that our parsers do not read."""
-    changed = list(changed_texts(run_inputs.renderer.tokenizer))
-    looked_at = run_inputs.prompts.spread(_LOOKED_AT)
-    rows, tokens, unread = dict[int, str](), Counter[str](), list[tuple[int, str]]()
-    for prompt in looked_at:
-        values = [prompt.columns[name] for name in run_inputs.prompts.responses] or [None]
-        with suppress(TemplateError):  # this record is refused elsewhere, or left out
-            parts = [changed_part(run_inputs.renderer, prompt.messages, value) for value in values]
-            if found := [part for part in parts if part is not None]:
-                rows[prompt.row] = found[0]
-        for value in values:
-            tokens.update({*made_ordinary(run_inputs.renderer, prompt.messages, value)})
-            unread += [(prompt.row, fault) for fault in unread_calls(value)[:1]]
-    if changed or rows:
-        shown = ", ".join(f"{text!r} becomes {now!r}" for text, now in changed[:_MOST_CHANGED])
-        more = f", and {len(changed) - _MOST_CHANGED} more" if len(changed) > _MOST_CHANGED else ""
-        some = "".join(f", such as {part[:80]!r} in row {row}" for row, part in [*rows.items()][:1])
-        yield (
-            "tokenizer",
-            f"changes texts (docs/data.md#tokenizers){': ' if shown else ''}{shown}{more}; of "
-            f"{len(looked_at)} records that were compared, it changes {len(rows)}{some}",
-        )
-    if others := other_ids(run_inputs.renderer.tokenizer):
-        text, ids, theirs = others[-1]
-        yield (
-            "tokenizer",
-            f"{type(run_inputs.renderer.tokenizer).__name__} of transformers encodes {len(others)} sample "
-            f"texts to other ids than the tokenizer.json of the model, such as {text!r}: {len(ids)} tokens "
-            f"for {len(theirs)}; if the model was trained with that file, set tokenizer_class in "
-            "tokenizer_config.json to PreTrainedTokenizerFast",
-        )
-    if tokens:
-        names = ", ".join(f"{token!r} in {count}" for token, count in tokens.most_common(_MOST_CHANGED))
-        more = ", and others" if len(tokens) > _MOST_CHANGED else ""
-        yield (
-            "tokenizer",
-            "special tokens in the texts of messages are read and learned as ordinary text "
-            f"(docs/data.md#text-to-tokens): {names} of {len(looked_at)} records{more}; if the prompts are "
-            "already rendered by a chat template, set `template: null` under `render`",
-        )
-
-    if unread:
-        row, fault = unread[0]
-        yield (
-            "tools",
-            f"{len(unread)} of {len(looked_at)} responses have a call in their text that cannot be read, as "
-            f"in row {row}: {fault}",
-        )
-
-
-def _data(run_inputs: RunInputs) -> Lines:
-    held_out = f"; {run_inputs.held_out.size} held out" if run_inputs.held_out else ""
-    what = " with the longest response" if run_inputs.prompts.responses else ""
-    yield (
-        "prompts",
-        f"{run_inputs.prompts.size}, at most {run_inputs.prompts.longest} tokens long{what}{held_out}",
-    )
-
-
-def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
-    """Return the numbers of steps and queries that the run in the directory has made. If a fork is still to
-    be made, return those that the original run had made at the checkpoint from which the fork begins."""
-    step, directory = stored_step(resolved), seen(resolved.about.run_dir)
-    if step is None and origin is not None:
-        step, directory = origin.step, origin.run
-    if not step:
-        return Begun(0, 0)
-    spent = [
-        row["oracle/queries"]
-        for row in read_metrics(directory / "metrics.jsonl")
-        if row["step"] <= step and "oracle/queries" in row
-    ]
-    _, state = newest_state(directory / "checkpoints", step) or ("", {})
-    return Begun(step, int(spent[-1]) if spent else 0, state.get("prompts", {}).get("taken"))
+def _number(number: float | str) -> str:
+    if isinstance(number, str):
+        return number
+    return f"{number:,}" if isinstance(number, int) or number >= 1000 else f"{number:,.3g}"

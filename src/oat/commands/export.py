@@ -1,37 +1,30 @@
-"""`oat export` and `oat digest`: write a run's model in the format of transformers, and compute digests with
-which two runs can be compared."""
+"""`oat export`: write the model that a run trained as a directory that transformers loads, or the ensemble of
+the run's explorer. Another run can start from such an ensemble (`explorer.ensemble.start`), and it can choose
+among responses (`oat generate --best-of`).
 
-import hashlib
+The libraries that it needs take seconds to load, so they are imported within functions.
+"""
+
+import argparse
 import json
-from collections.abc import Iterable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from oat.answering.learned import (
-    Learned,
-    about_run,
-    learned_model,
-    load_learned,
-    policy_weights,
-    weights_prefix,
-)
-from oat.commands.export_ensemble import FILES as ENSEMBLE_FILES
 from oat.commands.export_mark import Kind, exported, refuse_foreign
-from oat.commands.written import of_adapter, of_model
-from oat.errors import ConfigError, DataError, ExportError
-from oat.files import saying_what_is_free, seen
-from oat.ledger.reader import Reader
-from oat.loop import ROW
-from oat.metrics import repeatable
-from oat.models.sequence_classifier import check_backbone
-from oat.reports.model_card import model_card
-from oat.resolve.about import About
-from oat.rundir.holdings import HELD
-from oat.rundir.rows import sound_rows
+from oat.commands.generation_options import checkpoint_of
+from oat.commands.interruptible import say_loading
+from oat.errors import ConfigError, ExportError, ModelError, printable
+from oat.explore.settings import WITHIN_RUN
+from oat.files import absolute, saying_what_is_free
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat.answering.learned import Learned
+    from oat.models.ensemble import EnsembleDescription
+    from oat.resolve.about import RunSummary
 
 _KEYS = ("config.json", "adapter_config.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_model.bin")
@@ -55,8 +48,10 @@ _BESIDE = (
 """Further files of a model: the model card, and the files in which transformers stores a tokenizer and the
 settings of generation."""
 
-
-_KIND = Kind((*_KEYS, *_WEIGHTS, *_BESIDE), _KEYS, lambda name: name not in ENSEMBLE_FILES)
+_ENSEMBLE = ("ensemble.safetensors", "ensemble.json")
+"""The files of an ensemble (`oat.models.ensemble`)."""
+_KIND = Kind((*_KEYS, *_WEIGHTS, *_BESIDE), _KEYS, lambda name: name not in _ENSEMBLE)
+_ENSEMBLE_KIND = Kind(_ENSEMBLE, _ENSEMBLE[1:], _ENSEMBLE.__contains__)
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,50 @@ class Exported:
 
     step: int
     read_back: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("out", metavar="OUT")
+    parser.add_argument(
+        "--step",
+        metavar="N|best",
+        help="the checkpoint; by default the newest. best: the one with the highest checkpoint.best_metric",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write only the LoRA adapter of the run, for PEFT, instead of the merged model",
+    )
+    parser.add_argument(
+        "--critic",
+        action="store_true",
+        help="write the critic, as a sequence-classification model, instead of the policy",
+    )
+    parser.add_argument(
+        "--ensemble",
+        action="store_true",
+        help="write the ensemble of the run's explorer, for explorer.ensemble.start, instead of the policy",
+    )
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    out, which = Path(arguments.out), checkpoint_of(arguments.step)
+    if arguments.ensemble and (arguments.adapter or arguments.critic):
+        raise ConfigError("--ensemble writes neither an adapter nor a critic; give one of the three")
+    say_loading(arguments.run)
+    if arguments.ensemble:
+        step = export_ensemble(Path(arguments.run), out, which)
+        print(f"oat export: the ensemble after {step} steps is in {arguments.out}")
+        return 0
+    replaced = any((out / name).exists() for name in ("config.json", "adapter_config.json"))
+    made = export_run(Path(arguments.run), out, which, adapter=arguments.adapter, critic=arguments.critic)
+    print(
+        f"oat export: the {'critic' if arguments.critic else 'model'} after {made.step} steps is in "
+        f"{arguments.out}{', in place of the model that was there' if replaced else ''}"
+    )
+    print(printable(f"oat export: {made.read_back}"))
+    return 0
 
 
 def export_run(
@@ -101,8 +140,12 @@ def export_run(
             changed; or the critic's backbone has no sequence-classification form.
         ExportError: the model cannot be written, or the files do not hold it.
     """
+    from oat.answering.learned import about_run
+    from oat.commands.written import of_adapter, of_model
+    from oat.reports.model_card import model_card
+
     about = about_run(run_dir)
-    place = seen(out).resolve()
+    place = absolute(out).resolve()
     _refuse_place(out, about)
     refuse_foreign(place, _KIND)
     found = _loaded(run_dir, about, which, adapter=adapter, critic=critic)
@@ -128,9 +171,12 @@ def export_run(
 
 
 def _loaded(
-    run_dir: Path, about: About, which: int | Literal["best"] | None, *, adapter: bool, critic: bool
-) -> Learned:
+    run_dir: Path, about: "RunSummary", which: int | Literal["best"] | None, *, adapter: bool, critic: bool
+) -> "Learned":
     """Load the model that is to be exported. The arguments are those of `export_run`."""
+    from oat.answering.learned import load_learned
+    from oat.models.sequence_classifier import check_backbone
+
     if adapter and not about.has_adapter:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     found = load_learned(run_dir, which, critic=critic)
@@ -144,7 +190,7 @@ def _loaded(
     return found
 
 
-def _refuse_place(out: Path, about: About) -> None:
+def _refuse_place(out: Path, about: "RunSummary") -> None:
     is_file = out.exists() and not out.is_dir()
     starts = {Path(start).resolve() for start in (about.model, about.critic) if start}
     if is_file or (out.exists() and out.resolve() in starts):
@@ -153,74 +199,79 @@ def _refuse_place(out: Path, about: About) -> None:
         )
 
 
-def digest_run(run_dir: Path) -> dict[str, str]:
-    """Return SHA-256 digests of a run, by name. Times measured by a clock are left out, so equal runs have
-    equal digests.
+def export_ensemble(run_dir: Path, out: Path, which: int | Literal["best"] | None = None) -> int:
+    """Write the ensemble of a run's checkpoint into the directory `out`. Return the checkpoint's step.
 
-    Returns:
-        Five digests. The first three are of the newest checkpoint:
-        * "weights": of the main model's weights;
-        * "optimiser": of all other tensors;
-        * "state": of the values that are not tensors;
-        * "metrics": of the rows of metrics;
-        * "ledger": of the ledger.
+    Args:
+        which: the checkpoint's step, "best" or None, as for `policy_weights`.
 
     Raises:
-        ConfigError: the directory holds no run, or its metrics or its ledger are missing.
-        CheckpointError: the run has no usable checkpoint yet.
-        DataError: a row of metrics is damaged, missing, repeated or out of order.
+        ConfigError: `run_dir` holds no run, the run has no ensemble that learned, or `out` is a file or has
+            files of an ensemble that no export wrote.
+        CheckpointError: see `policy_weights`.
+        ExportError: the files cannot be written, or do not read back as they were written.
     """
-    about_run(run_dir)
-    for name in ("metrics.jsonl", "ledger.sqlite"):
-        if not (run_dir / name).exists():
-            raise ConfigError(f"{run_dir}: {name} is missing; give the directory of a whole run")
-    step, weights, tensors, state = policy_weights(run_dir)
-    others = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.startswith(weights_prefix(learned_model(tensors)))
-    }
-    state.pop("stop", None)  # it has measured hours
-    state.pop(HELD, None)  # below, the ledger itself is hashed
-    state.get("evaluation", {}).pop("seconds", None)
-    rows = _all_rows(run_dir / "metrics.jsonl", 0 if step == 0 else step + (ROW not in state))
-    with closing(Reader(run_dir / "ledger.sqlite")) as store:
-        return {
-            "weights": _tensor_digest(weights),
-            "optimiser": _tensor_digest(others),
-            "state": _text_digest([json.dumps({"step": step, **state}, sort_keys=True)]),
-            "metrics": _text_digest(json.dumps(repeatable(row), sort_keys=True) for row in rows),
-            "ledger": store.digest(),
-        }
+    from oat.answering.learned import ensemble_features, ensemble_weights, policy_weights, run_config
+    from oat.models.ensemble import EnsembleDescription, save_ensemble
 
-
-def _all_rows(file: Path, least: int) -> list[dict[str, Any]]:
-    """Return all rows of a file of metrics.
-
-    Raises:
-        DataError: a row is damaged, or the file has fewer than `least` rows.
-    """
-    rows, damage = sound_rows(file.read_bytes())
-    if not damage and len(rows) < least:
-        damage = sound_rows(file.read_bytes(), least)[1]
-    if damage:
-        raise DataError(
-            f"{file}: {damage}; no hash could say whether the run is equal to another. Put the file back as "
-            "it was"
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; give a directory")
+    place = absolute(out).resolve()
+    refuse_foreign(place, _ENSEMBLE_KIND)
+    step, _, tensors, state = policy_weights(run_dir, which)
+    weights = ensemble_weights(tensors)
+    if not weights:
+        raise ConfigError(
+            f"{run_dir}: has no ensemble that learned, so there is none to export; give a run with an "
+            "explorer that has one"
         )
-    return [row for _, row in rows]
+    members, _, hidden = weights["weight1"].shape
+    options = run_config(run_dir).explorer.options
+    backbone = options.get("features", {}).get("backbone")
+    description = EnsembleDescription(
+        members,
+        hidden,
+        options["ensemble"]["activation"],
+        ensemble_features(state),
+        step,
+        None if backbone in WITHIN_RUN else backbone,
+    )
+    try:
+        with saying_what_is_free(place), exported(place, _ENSEMBLE_KIND) as new:
+            save_ensemble(new, weights, description)
+            _refuse_other(str(new), weights, description)
+    except ExportError:
+        raise
+    except OSError as error:
+        raise ExportError(
+            f"{place}: the ensemble of step {step} could not be written ({error.strerror}); make room, or "
+            "give another directory, and run the same command again"
+        ) from error
+    return step
 
 
-def _tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def _refuse_other(folder: str, weights: "Mapping[str, torch.Tensor]", told: "EnsembleDescription") -> None:
+    """Read an ensemble back, and refuse it if it is not the one that was to be written.
 
+    Raises:
+        ExportError: it is another one.
+    """
+    import torch
 
-def _text_digest(lines: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode() + b"\n")
-    return digest.hexdigest()
+    from oat.models.ensemble import load_ensemble
+
+    try:
+        found, description = load_ensemble(folder)
+    except ModelError as error:
+        raise ExportError(f"the ensemble does not read back ({error}); nothing is exported") from error
+    wrong = sorted(
+        name
+        for name in {**weights, **found}
+        if name not in found or name not in weights or not torch.equal(found[name], weights[name].cpu())
+    )
+    if wrong or json.dumps(asdict(description)) != json.dumps(asdict(told)):
+        what = ", ".join(wrong) or _ENSEMBLE[1]
+        raise ExportError(
+            f"the ensemble does not read back as it was written ({what}); nothing is exported. Check the "
+            "disk, and run the same command again"
+        )

@@ -16,28 +16,27 @@ The first row of the table has the features of the configuration; further rows h
 of the same backbone. Features of the policy are read in a pass of their own here.
 """
 
+import argparse
 import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oat.assemble.ensemble import features_with
-from oat.assemble.late_checks import check_backbone
-from oat.assemble.run import build
-from oat.assemble.run_inputs import gather_inputs
-from oat.errors import ConfigError, many
+from oat.commands.interruptible import hearing_signals
+from oat.errors import ConfigError, plural
 from oat.explore.settings import FeaturesConfig
-from oat.models.causal_lm import CausalLM
-from oat.models.loading import load_config
-from oat.models.pairrm import is_pairrm
-from oat.resolve.resolved import Resolved
-from oat.rollout.features import Features, SecondPass
 from oat.types import Group, Item, Key, Mark, Prompt, Question
+
+if TYPE_CHECKING:
+    from oat.models.causal_lm import CausalLM
+    from oat.resolve.resolved import Resolved
+    from oat.rollout.features import Features
 
 _PURPOSE = "features"
 _STRENGTHS = tuple(10.0**power for power in range(-2, 6))
@@ -64,8 +63,38 @@ class Judged:
     best: float | None = None
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="CONFIG", help="a YAML file; flags --section.field value override its settings"
+    )
+    parser.add_argument("--prompts", type=int, default=64, metavar="N", help="prompts; default: 64")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="responses per prompt, half as many pairs; default: as many as the explorer takes",
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.75,
+        metavar="X",
+        help="share of the prompts that the regression learns from; default: 0.75",
+    )
+
+
+def call(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.resolve.targets import loaded_for, resolve_file
+
+    read = partial(resolve_file, arguments.target, flags)
+    with hearing_signals(read, lambda found: loaded_for(found.config)) as (told, resolved), told.at_once():
+        found, asked = judge_features(resolved, arguments.prompts, arguments.samples, arguments.share)
+    print(f"{table(found)}\noat features: {asked}")
+    return 0
+
+
 def judge_features(
-    resolved: Resolved, prompts: int, samples: int | None, share: float
+    resolved: "Resolved", prompts: int, samples: int | None, share: float
 ) -> tuple[list[Judged], str]:
     """Sample, ask and regress. The run's directory is not touched. Return the results, and what was asked.
 
@@ -80,6 +109,11 @@ def judge_features(
             different texts, or the oracle gave too few answers.
         OatError: the run cannot be made, or the oracle fails.
     """
+    from oat.assemble.ensemble import features_with
+    from oat.assemble.late_checks import check_backbone
+    from oat.assemble.run import build
+    from oat.assemble.run_inputs import gather_inputs
+
     settings = resolved.features
     if settings is None:
         raise ConfigError("this configuration's explorer reads no features; set explorer: {name: ensemble}")
@@ -95,7 +129,7 @@ def judge_features(
             run.weights.restore(run.learner)
             collector: Any = run.collector
             taken = collector.prompts.take(prompts)
-            with resolved.blame("prompts.path"):
+            with resolved.error_context("prompts.path"):
                 learned = _learned_prompts(taken, share, count // 2)
             groups = collector.actor.sample(taken, {"sampler": count}, (_PURPOSE,))
             questions = _questions(groups, run_inputs.training_oracle[0])
@@ -112,8 +146,10 @@ def judge_features(
             run.ledger.close()
 
 
-def _backbones(learner: Any, actor: Any, settings: FeaturesConfig) -> dict[str, CausalLM]:
+def _backbones(learner: Any, actor: Any, settings: FeaturesConfig) -> "dict[str, CausalLM]":
     """Return the models of a run's learner and actor that features may be read from, by name."""
+    from oat.rollout.features import SecondPass
+
     lms = {"policy": learner.models["policy"].lm}
     features = actor.features
     return {**lms, **({settings.backbone: features.lm} if isinstance(features, SecondPass) else {})}
@@ -122,6 +158,9 @@ def _backbones(learner: Any, actor: Any, settings: FeaturesConfig) -> dict[str, 
 def _variants(settings: FeaturesConfig) -> list[FeaturesConfig]:
     """Return the settings, and those of other layers and poolings of the same backbone. A PairRM has no
     others."""
+    from oat.models.loading import load_config
+    from oat.models.pairrm import is_pairrm
+
     if settings.is_own and is_pairrm(load_config(settings.backbone)):
         return [settings]
     others = [
@@ -168,8 +207,9 @@ def _learned_prompts(prompts: Sequence[Prompt], share: float, pairs: int) -> set
     found = {prompt.occurrence for prompt in prompts if _text(prompt) in learned}
     if (len(prompts) - len(found)) * pairs < 2:
         raise ConfigError(
-            f"prompts.path gives {many(len(prompts), 'prompt')} with {many(len(texts), 'different text')}; "
-            "two are to learn from, and others, with at least two pairs of responses, to judge by; give at "
+            f"prompts.path gives {plural(len(prompts), 'prompt')} with "
+            f"{plural(len(texts), 'different text')}; two are to learn from, and others, with at least two "
+            "pairs of responses, to judge by; give at "
             "least 4 different ones"
         )
     return found
@@ -181,7 +221,7 @@ def _text(prompt: Prompt) -> str:
 
 
 def _judge(
-    name: str, features: Features, groups: Sequence[Group], items: Sequence[Item], learned: set[int]
+    name: str, features: "Features", groups: Sequence[Group], items: Sequence[Item], learned: set[int]
 ) -> Judged:
     """Fit and measure one kind of features."""
     number_of = {group.prompt.occurrence: number for number, group in enumerate(groups)}

@@ -1,29 +1,79 @@
 """`oat generate`: write responses to the prompts of a file. Each prompt gives one line of JSON with its
 responses and the columns of its record."""
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oat.answering.speaker import Speaker
+from oat.commands.generation_options import add_generation_options, add_model, generation_options
+from oat.commands.interruptible import hearing_signals
 from oat.data.fit import Fit
 from oat.data.formats import Layout
-from oat.data.index_cache import cache_folders
-from oat.data.prompt_set import PromptSet, Source
-from oat.errors import DataError, printable
+from oat.data.index import cache_folders
+from oat.data.prompts import PromptSet, Source
+from oat.errors import ConfigError, DataError, printable
 from oat.evaluation.records import raw_prompt
-from oat.files import appearing, saying_what_is_free
+from oat.files import absolute, appearing, refuse_known, saying_what_is_free
 from oat.types import Group
+
+if TYPE_CHECKING:
+    from oat.answering.speaker import ResponseGenerator
 
 _PROMPTS = 512
 """Largest number of prompts whose responses are sampled in one call, and with `best_of` a fraction of it.
 Their lines are yielded after the call."""
 
 
-def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add = parser.add_argument
+    add(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="the prompts, as prompts.path: a file, a saved dataset or a dataset of the hub",
+    )
+    add("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
+    add(
+        "--out",
+        metavar="FILE",
+        help="a new file, which appears once it is complete; by default the standard output",
+    )
+    add("--n", type=int, default=1, metavar="N", help="number of responses to each prompt; by default 1")
+    add_generation_options(parser)
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    if arguments.n < 1:
+        raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
+    with hearing_signals(lambda: str(arguments.model), str) as (told, _name), told.at_once():
+        from oat.answering.speaker import load_speaker
+
+        out = None if arguments.out is None else absolute(arguments.out)
+        if out is not None:
+            refuse_known(out, "--out")
+        lines = generate(
+            load_speaker(arguments.model, generation_options(arguments)),
+            arguments.prompts,
+            arguments.n,
+            prompt_key=arguments.prompt_key,
+        )
+        if out is None:
+            for line in lines:
+                print(line, flush=True)
+            return 0
+        count = write_lines(lines, out)
+        print(printable(f"oat generate: {arguments.n} responses to each of {count:,} prompts are in {out}"))
+    return 0
+
+
+def generate(
+    speaker: "ResponseGenerator", prompts: str, samples: int, *, prompt_key: str | None = None
+) -> Iterator[str]:
     """Yield a line of JSON for each prompt, in the order of the data. On one machine, equal arguments give
     equal lines.
 

@@ -15,7 +15,7 @@ import torch
 
 from oat.assemble.models import load_policy
 from oat.assemble.run_inputs import RunInputs, recorded_actor
-from oat.errors import TemplateError, many
+from oat.errors import TemplateError, plural
 from oat.models.causal_lm import CausalLM
 from oat.resolve.resolved import Resolved
 from oat.text.renderer import Renderer
@@ -139,7 +139,7 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
     at_once = np.mean([one.at_once for one in found])
     soon = [one for one in found if one.is_ended]
     soon_share = sum(one.probability for one in soon) / len(found)
-    ending = f"greedy responses that end within {many(_SOON, 'token')}, {len(soon)} of {len(found)}"
+    ending = f"greedy responses that end within {plural(_SOON, 'token')}, {len(soon)} of {len(found)}"
     worst = max(found, key=lambda one: one.ends)
     prompt = renderer.prompt(worst.prompt.messages)
     tokens = ", ".join(
@@ -150,7 +150,7 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
     greedy = (
         f"{_quoted(renderer.decode(worst.greedy, prompt))} {how}, with probability {worst.probability:.3f}"
     )
-    mean = f"mean over the first {many(len(found), 'prompt')}"
+    mean = f"mean over the first {plural(len(found), 'prompt')}"
     lines = [
         f"after the prompt, by the model itself at temperature 1, {mean}:",
         f"  ends at once         {at_once:.3f} of the probability is on the stop ids",

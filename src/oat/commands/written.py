@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from oat.answering.learned import Learned
-from oat.errors import ExportError, described, many, warn
-from oat.hardware.free_memory import free_memory
+from oat.errors import ExportError, described, plural, warn
+from oat.hardware.memory import free_memory
 from oat.learner.models import Critic
 from oat.models.loading import save_module, without_bars
 from oat.models.lora import adapter_tensors, merged, read_by_peft, save_adapter
@@ -138,9 +138,9 @@ def _read(loader: Any, folder: Path) -> tuple[Any, Mapping[str, torch.Tensor]]:
 
 def _sentence(found: Compared) -> str:
     of = (
-        f"{found.count} of {many(found.total, 'tensor')}"
+        f"{found.count} of {plural(found.total, 'tensor')}"
         if found.count != found.total
-        else (many(found.total, "tensor"))
+        else (plural(found.total, "tensor"))
     )
     right = f", {len(found.misread)} of them in the files only" if found.misread else ""
     start = f"read back with transformers {_version()}: {of} equal by name, shape and checksum{right}"

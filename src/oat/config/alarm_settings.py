@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from oat.config.conditions import ROLLS_BACK
+from oat.config.fields import setting
 from oat.config.ranges import Count, Positive
 
 Multiple = Annotated[float, Meta(gt=1, le=1e308)]
@@ -114,5 +116,5 @@ class AlarmsConfig:
     gold: GoldAlarm = GoldAlarm()
     """The second oracle of evaluations gives the policy lower scores than before, even if the
     scores of the first oracle still rise."""
-    max_roll_backs: Count = 3
+    max_roll_backs: Count = setting(3, read_if=ROLLS_BACK)
     """Largest number of roll backs in the complete run. If an alarm would cause one more, the run ends."""

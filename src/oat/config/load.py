@@ -18,16 +18,18 @@ import msgspec
 import yaml
 
 from oat.config.flags import read_flags
-from oat.config.part_fields import PART_FIELDS
+from oat.config.part_names import fields_of_parts
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
-from oat.config.yaml_text import Loader, tree_to_yaml
+from oat.config.yaml_text import Loader, SlowLoader, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
-from oat.files import seen, start
+from oat.files import absolute, start
 
 Origins = dict[tuple[str, ...], str]
 """The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
 path () has the name of the file."""
 
+_UNREADABLE = (yaml.YAMLError, RecursionError, ValueError)
+"""Errors of a YAML loader; `ValueError` for a date such as 2026-02-30."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
@@ -59,14 +61,20 @@ def load_tree(
     return _converted(tree, origins), origins
 
 
-def parse_config(text: str) -> tuple[Config, Origins]:
-    """Read a configuration from the YAML that `to_yaml` wrote in another process.
+def config_of(tree: Mapping[str, Any]) -> tuple[Config, Origins]:
+    """Return the configuration that `dump` made plain, for example in another process.
 
     Raises:
         ConfigError: see `load_config`.
     """
-    tree, origins = _parsed(Path("the run's configuration"), text)
-    return _converted(_copied(tree), origins), dict(origins)
+    origins: Origins = {(): "the run's configuration"}
+    return _converted(_copied(tree), origins), origins
+
+
+def parse_tree(text: str, path: Path = Path("the configuration")) -> dict[str, Any]:
+    """Return the tree of YAML text, as `read_tree` does of a file."""
+    found: dict[str, Any] = _copied(_parsed(path, text)[0])
+    return found
 
 
 def _converted(tree: dict[str, Any], origins: Origins) -> Config:
@@ -150,11 +158,11 @@ def _lacking(path: tuple[str, ...], options: Mapping[str, Any], origins: Origins
     from oat.config.peers.table import is_peers
 
     if path == ("algorithm", "name"):
-        theirs = {name: options[name] for name in options if name not in PART_FIELDS["algorithm"]}
+        theirs = {name: options[name] for name in options if name not in fields_of_parts("algorithm")}
         own = {name: options[name] for name in options if name not in theirs}
         first = next((name for name in theirs if is_peers(f"algorithm.{name}")), None)
         if first is not None:
-            valid = ["name", *PART_FIELDS["algorithm"]]
+            valid = ["name", *fields_of_parts("algorithm")]
             return unknown_field(("algorithm", first), valid, origins, unknown=theirs, given=own)
     field = _dotted(path)
     return ConfigError(
@@ -295,7 +303,7 @@ def _beside(value: Any, origins: Origins) -> str:
     exists in the configuration's folder; "" otherwise."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
-    if path.is_absolute() or seen(path).exists() or not seen(there).exists():
+    if path.is_absolute() or absolute(path).exists() or not absolute(there).exists():
         return ""
     return (
         f"; there is {there}, and paths are taken from the working directory, not from the "
@@ -308,7 +316,11 @@ def dump(config: Config) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            tree = {
+                f.name: plain(getattr(value, f.name))
+                for f in dataclasses.fields(value)
+                if f.compare  # a part has its settings in `options` too
+            }
             options = tree.pop("options", {})
             return {**tree, **options}
         if isinstance(value, tuple):
@@ -367,7 +379,7 @@ def read_tree(path: Path) -> tuple[dict[str, Any], Origins]:
         ConfigError: the file cannot be read.
     """
     try:
-        text = seen(path).read_text(encoding="utf-8")
+        text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: the configuration cannot be read ({error}); give the path of a YAML file"
@@ -386,13 +398,12 @@ def _copied(tree: Any) -> Any:
 def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
     """Parse the text of a configuration. The result is cached, since a command reads the same text several
     times."""
-    origins: Origins = {(): str(path)}
     try:
-        loader = Loader(text)
-        node = loader.get_single_node()
-        _mark(node, (), path, origins)
-        tree = loader.construct_document(node) if node is not None else {}
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-02-30
+        try:
+            tree, origins = _constructed(Loader, path, text)
+        except _UNREADABLE:
+            tree, origins = _constructed(SlowLoader, path, text)  # for its message
+    except _UNREADABLE as error:
         raise ConfigError(_not_yaml(path, text, error)) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
@@ -401,6 +412,14 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
             tree[section] = {field: tree[section]}
             origins[section, field] = origins[section,]
     return tree, origins
+
+
+def _constructed(kind: Any, path: Path, text: str) -> tuple[Any, Origins]:
+    origins: Origins = {(): str(path)}
+    loader = kind(text)
+    node = loader.get_single_node()
+    _mark(node, (), path, origins)
+    return loader.construct_document(node) if node is not None else {}, origins
 
 
 def _not_yaml(path: Path, text: str, error: Exception) -> str:

@@ -5,40 +5,45 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
-from oat.config.load import Origins, dump, load_tree, parse_config, read_tree, to_yaml
+from oat.config.fields import UNSAID, said
+from oat.config.load import Origins, config_of, dump, load_tree, parse_tree, read_tree, to_yaml
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
 from oat.files import write_atomically
 
-EARLIER: dict[tuple[str, str], Any] = {
-    ("oracle", "whole_groups"): False,
-    ("render", "special_tokens"): "drop",
-}
-"""Settings that a run fixes when it begins (`CHOSEN` of `resolve/fixed.py`), and that earlier versions
-lacked: by section and field, the value that says what those versions did. It holds where a run's own
-`config.yaml` lacks the field. A configuration of the user that leaves the field open gets
-today's default instead."""
+
+def earlier() -> dict[tuple[str, str], Any]:
+    """Return what runs did that an earlier version began (`Said.earlier`), by section and field. It holds
+    where a run's own `config.yaml` lacks the field. A configuration of the user that leaves the field open
+    gets today's default instead."""
+    return {
+        (section.name, field.name): said(field).earlier
+        for section in dataclasses.fields(Config)
+        if dataclasses.is_dataclass(kind := get_type_hints(Config)[section.name])
+        for field in dataclasses.fields(kind)
+        if said(field).earlier is not UNSAID
+    }
 
 
 def load_stored(file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
     """Read the `config.yaml` of a run directory, as `load_config` does. What the file lacks is what the
-    version of `oat` that wrote it did (`EARLIER`).
+    version of `oat` that wrote it did (`earlier`).
 
     Raises:
         ConfigError: see `load_config`.
     """
     tree, origins = read_tree(file)
     for section, field in _lacking(tree):
-        tree[section] = {**(tree.get(section) or {}), field: EARLIER[section, field]}
+        tree[section] = {**(tree.get(section) or {}), field: earlier()[section, field]}
     return load_tree(tree, origins, file, overrides)
 
 
 def lacking(file: Path) -> list[str]:
-    """Return the settings of `EARLIER` that the `config.yaml` of a run directory lacks.
+    """Return the settings of `earlier` that the `config.yaml` of a run directory lacks.
 
     Raises:
         ConfigError: see `load_config`.
@@ -47,10 +52,10 @@ def lacking(file: Path) -> list[str]:
 
 
 def _lacking(tree: dict[str, Any]) -> list[tuple[str, str]]:
-    sections = {each: {} if tree.get(each) is None else tree[each] for each, _ in EARLIER}
+    sections = {each: {} if tree.get(each) is None else tree[each] for each, _ in earlier()}
     return [
         (section, field)
-        for section, field in EARLIER
+        for section, field in earlier()
         if isinstance(sections[section], dict) and field not in sections[section]
     ]
 
@@ -126,7 +131,7 @@ def _edited(text: str, before: Mapping[str, Any], config: Config) -> str | None:
             parts += [text[end:start], value]
             end = stop
         found = "".join([*parts, text[end:]])
-        return found if parse_config(found)[0] == config else None
+        return found if dump(config_of(parse_tree(found))[0]) == dump(config) else None
     except (KeyError, ConfigError):
         return None
 

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
-from oat.config.part_fields import PART_FIELDS
+from oat.config.part_names import fields_of_parts
 from oat.config.peers.answer import Leaf
 from oat.config.peers.claims import ARGUMENTS
 from oat.config.peers.copied import arguments, escaped, is_python
@@ -224,7 +224,7 @@ def _plain(name: str, value: Any) -> Any:
 
 def _is_ours(path: tuple[str, ...]) -> bool:
     """Return True for a setting of ours, if only of another algorithm or engine than the run's."""
-    return ".".join(path[1:]) in PART_FIELDS.get(path[0], ())
+    return ".".join(path[1:]) in fields_of_parts(path[0])
 
 
 def _strangers(paths: Sequence[tuple[str, ...]], algorithm: str | None) -> str:
@@ -256,7 +256,7 @@ def _similarity(name: str, others: Sequence[str]) -> float:
 
 def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
     """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
-    engines. The latter are in a list, since the algorithms import torch."""
+    engines."""
     types = get_type_hints(cls)
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
@@ -268,7 +268,7 @@ def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
         for part in parts:
             yield from field_names(part, f"{name}.")
         if cls is Config:
-            yield from (f"{name}.{field}" for field in PART_FIELDS.get(f.name, ()))
+            yield from (f"{name}.{field}" for field in fields_of_parts(f.name))
 
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[Leaf]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from oat.errors import ConfigError
 from oat.types import Spent
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _CONDITION = re.compile(r"\s*(>=|<=|>|<)\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*")

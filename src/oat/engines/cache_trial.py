@@ -1,4 +1,7 @@
-"""The trial of a model with the engine's KV cache, and the size of its cached keys and values."""
+"""The trial of a model with the engine's KV cache, and the size of its cached keys and values.
+
+The work of the engine `torch` that takes most memory beside its cache, for a model without weights.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,14 +11,16 @@ import torch
 from torch import Tensor
 
 from oat.engines.cached_attention import Filling, Step
-from oat.engines.paged_cache import PagedCache, cache_dtype
-from oat.engines.pages import PAGE
+from oat.engines.paged_cache import PAGE, PagedCache, cache_dtype
+from oat.engines.shapes import filled_up, passes
 from oat.errors import ModelError
-from oat.models.attention import Packed
+from oat.functional.logprobs import token_logps
+from oat.functional.sampling import inverse_cdf
+from oat.models.attention import Packed, pack
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS
 from oat.models.outline_errors import NotOutlinedError, ShapesOnly, outlining
-from oat.models.packing import pack
+from oat.types import Sampling
 
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 5e-2
 
@@ -55,7 +60,7 @@ def page_bytes_of(lm: CausalLM) -> int:
             lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0]
         )
     whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
-    with lm.as_seen():
+    with lm.without_adapter():
         plain_RV = torch.stack([lm.module(input_ids=row).logits[0, -1] for row in whole])
     difference = ((cached_RV - plain_RV).abs().max() / plain_RV.abs().max().clamp(min=1.0)).item()
     if not difference <= (_TOLERANCE if plain_RV.dtype == torch.float32 else _TOLERANCE_HALF):
@@ -76,6 +81,8 @@ def keys_of(lm: CausalLM) -> int:
             weights tells whether the cache can be used.
         ModelError: our attention refuses the model's.
     """
+    if "keys" in lm.counted:
+        return lm.counted["keys"]
     keys = _Keys()
     has_experts = any(parameter.ndim > 2 for parameter in lm.module.parameters())
     with torch.no_grad(), outlining(), ShapesOnly() if has_experts else nullcontext():
@@ -91,7 +98,8 @@ def keys_of(lm: CausalLM) -> int:
         raise NotOutlinedError("a layer attends twice")
     if any(isinstance(module, torch.nn.Conv1d) for module in lm.module.base_model.modules()):
         raise NotOutlinedError("it has convolutions over tokens")
-    return keys.numbers // 2
+    lm.counted["keys"] = keys.numbers // 2
+    return lm.counted["keys"]
 
 
 class _Keys:
@@ -121,3 +129,42 @@ def blaming_model(lm: CausalLM) -> Iterator[None]:
             f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain "
             "attention model"
         ) from error
+
+
+def imitate_step(lm: CausalLM, rows: int, prompts: int, length: int, sampling: Sampling) -> None:
+    """Do a pass over prompts, and the draw of one token for each row.
+
+    Args:
+        rows: number of rows that are decoded at once.
+        prompts: number of prompts of these rows.
+        length: number of tokens of each prompt.
+    """
+    some = next(iter(passes(np.full(prompts, length))))
+    with torch.no_grad():
+        lm.hidden_of([np.zeros(length, dtype=np.int32)] * len(some))
+        width = lm.module.get_output_embeddings().in_features
+        dtype = next(lm.module.parameters()).dtype
+        hidden = torch.zeros(filled_up(rows), width, device=lm.device, dtype=dtype)
+        _draw(lm.head(hidden)[:rows].float(), sampling)
+
+
+def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
+    """Use as much memory as the engine when it draws tokens. These logits have no values, so they cannot be
+    truncated (top-k, top-p, min-p). Tensors of the sizes that truncation makes are made instead."""
+    drawable_RV = logits_RV / 2 if sampling.changes_logits else logits_RV
+    if sampling.truncates:
+        some_RV = drawable_RV.clone()
+        if sampling.top_p < 1 and sampling.top_k == 0:
+            ranked = some_RV.sort(dim=-1, descending=True, stable=True)
+            held = [
+                ranked,
+                exact_RV := ranked.values.double(),
+                mass_RV := exact_RV.exp(),
+                mass_RV.cumsum(-1),
+                mass_RV - exact_RV,
+            ]
+            del ranked, exact_RV, mass_RV, held
+        drawable_RV = torch.full_like(some_RV, 0).scatter(
+            1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0
+        )
+    token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from oat.engines.paged_cache import PagedCache, Places
-from oat.engines.pages import PAGE, Pages
+from oat.engines.paged_cache import PAGE, PagedCache, Pages, Places
 from oat.models.attention import Packed
 
 
@@ -153,7 +152,7 @@ class Step:
     Args:
         rows: (R,) the cache's rows that the pass computes, as indices, in the order of the pass.
         written: indices of all rows that get a token, and for each the place in `rows` of the row from which
-            its key and value come (`equal_rows.py`); None: these are `rows`.
+            its key and value come (`decoding.py`); None: these are `rows`.
     """
 
     def __init__(

@@ -9,13 +9,24 @@ and its tokens so far are computed again. Its next tokens are drawn with the sam
 the wait, since a token's random number depends on its address alone.
 
 A finished row whose request says so (`Request.keeps`) leaves its pages in the cache. A later batch takes them
-over (`kept.py`): a request that goes on with these tokens computes only the new ones. Running rows go before
-kept pages: if the cache is full, pages are dropped, and the tokens are computed again when they are needed.
+over (`paged_cache.py`): a request that goes on with these tokens computes only the new ones. Running rows go
+before kept pages: if the cache is full, pages are dropped, and the tokens are computed again when they are
+needed.
+
+What a running batch has drawn: for each request its tokens so far, their log-probabilities, kept sets, and
+the hidden states of which features are made.
+
+Rows of a running batch that have had the same tokens so far.
+
+Samples of a prompt that enter together are equal until their tokens differ. Equal rows have the same hidden
+states, keys and values. So a decoding step computes one row of each set of equal rows, and writes its keys
+and values for all of them.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,19 +35,154 @@ from torch.nn import functional as F
 
 from oat import seeds
 from oat.engines.cached_attention import Continuing, Filling, Step
-from oat.engines.equal_rows import EqualRows
-from oat.engines.kept import Kept
-from oat.engines.paged_cache import PagedCache, cache_dtype
-from oat.engines.records import Pooling, Records
+from oat.engines.paged_cache import Kept, PagedCache, cache_dtype
 from oat.engines.shapes import filled_up, passes
-from oat.errors import NonFiniteError
+from oat.errors import EngineError, NonFiniteError
 from oat.functional.logprobs import token_logps
-from oat.functional.sampling import inverse_cdf, truncated_logits
+from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
 from oat.hardware.roofline import Meter
-from oat.models.attention import Packed
-from oat.models.causal_lm import CausalLM
-from oat.models.packing import pack
-from oat.types import Completion, FinishReason, Request
+from oat.models.attention import Packed, pack
+from oat.models.causal_lm import CausalLM, Layer
+from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
+
+_LEAST_ROWS = 64
+"""With fewer rows, a step computes every row. Its time then hardly depends on the number of rows."""
+_SHARE_FROM = 1.2
+"""A step computes every row if there are not more than this many times as many rows as sets."""
+
+
+class EqualRows:
+    """The sets of equal rows. Rows are identified by their indices from 0 to `count` - 1."""
+
+    def __init__(self, count: int):
+        self._set_N = np.arange(count)
+
+    def enter(self, groups: Iterable[Sequence[int]]) -> None:
+        """Make a set of each group of rows that enter the batch with the same tokens. A row may have been in
+        the batch before."""
+        for rows in groups:
+            self._set_N[rows] = rows[0]
+
+    def divide(self, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Divide each set by the newest token of its rows.
+
+        Args:
+            rows: (R,) indices of all rows in the batch.
+            ids: (R,) newest token of each row.
+
+        Returns:
+            (C,) places in `rows` of the rows to compute, ascending: the first row of each set, or all rows if
+            that would save too little. (R,) for each row, the index among the C of the one that is computed
+            for it.
+        """
+        _, firsts, set_R = np.unique(
+            np.stack([self._set_N[rows], ids]), axis=1, return_index=True, return_inverse=True
+        )
+        set_R = set_R.reshape(-1)
+        self._set_N[rows] = rows[firsts][set_R]
+        if len(rows) < _LEAST_ROWS or len(rows) <= _SHARE_FROM * len(firsts):
+            every = np.arange(len(rows))
+            return every, every
+        order = np.argsort(firsts)
+        return firsts[order], np.argsort(order)[set_R]
+
+
+class Pooling(NamedTuple):
+    """The features of a response that the engine keeps while it samples.
+
+    Attributes:
+        layer: the layer whose hidden states are read, or "all".
+        takes_last: True: the hidden states from which the last token was drawn. False: their mean over the
+            tokens.
+    """
+
+    layer: Layer
+    takes_last: bool
+
+
+class Records:
+    """The tokens that have been drawn for N requests.
+
+    Attributes:
+        made_N: (N,) number of tokens of each request so far. The caller counts.
+        ids_NT: (N, T) the tokens.
+
+    Args:
+        most: largest number of tokens of a response, T.
+        pooling: None: no features are kept.
+    """
+
+    def __init__(self, requests: Sequence[Request], most: int, pooling: Pooling | None):
+        shape = len(requests), most
+        self.ids_NT = np.zeros(shape, np.int32)
+        self.made_N = np.zeros(len(requests), dtype=np.int64)
+        self._raw_NT = np.zeros(shape, np.float32)
+        self._sampled_NT = np.zeros(shape, np.float32)
+        self._keeps_N = np.array([request.sampling.keep_sets for request in requests])
+        self._kept: dict[int, list[np.ndarray]] = {int(row): [] for row in np.flatnonzero(self._keeps_N)}
+        self._pooling = pooling
+        self._states_ND = torch.zeros(0)
+
+    def write(self, rows: np.ndarray, drawn: np.ndarray, raw: np.ndarray, sampled: np.ndarray) -> None:
+        """Record one token of each of these requests, with its log-probabilities."""
+        places = rows, self.made_N[rows]
+        for record_NT, column in ((self.ids_NT, drawn), (self._raw_NT, raw), (self._sampled_NT, sampled)):
+            record_NT[places] = column
+
+    def keeping(self, rows: np.ndarray) -> np.ndarray:
+        """Return which of these requests record kept sets, (R,) bool."""
+        return self._keeps_N[rows]
+
+    def write_kept(self, rows: np.ndarray, logits_SV: Tensor) -> None:
+        """Record the kept sets of the tokens of these requests.
+
+        Raises:
+            EngineError: a set has more than `KEPT_LIMIT` ids.
+        """
+        ids, counts = (values.cpu().numpy() for values in kept_ids(logits_SV))
+        if counts.max() > KEPT_LIMIT:
+            raise EngineError(
+                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; lower "
+                "sampling.top_k or sampling.top_p, or use a preference algorithm, which needs no kept sets"
+            )
+        ends = np.cumsum(counts)
+        for row, start, end in zip(rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+            self._kept[row].append(ids[start:end].astype(np.int32))
+
+    def write_states(self, rows: np.ndarray, states_RD: Tensor) -> None:
+        """Record the hidden states from which a token of each of these requests is drawn."""
+        if self._pooling is None:
+            return
+        if not len(self._states_ND):
+            self._states_ND = torch.zeros(len(self.made_N), states_RD.shape[1], device=states_RD.device)
+        at = torch.from_numpy(rows).to(states_RD.device)
+        if self._pooling.takes_last:
+            self._states_ND[at] = states_RD.float()
+        else:
+            self._states_ND[at] += states_RD.float()
+
+    def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
+        """Return the completion of a request, with its tokens so far.
+
+        Args:
+            index: index that the completion reports for its request.
+        """
+        made = int(self.made_N[row])
+        kept = None
+        if self._keeps_N[row]:
+            offsets = np.cumsum([0] + [len(ids) for ids in self._kept[row]])
+            kept = KeptSets(np.concatenate(self._kept.pop(row)), offsets)
+        ids, raw, sampled = (
+            values[row, :made].copy() for values in (self.ids_NT, self._raw_NT, self._sampled_NT)
+        )
+        return Completion(index, ids, raw, sampled, kept, reason, version, self._features(row, made))
+
+    def _features(self, row: int, made: int) -> np.ndarray | None:
+        if self._pooling is None:
+            return None
+        count = 1 if self._pooling.takes_last else made
+        return (self._states_ND[row] / count).cpu().numpy()
+
 
 _ENTER_SHARE = 1 / 16
 """Waiting rows enter the running batch if at least this share of its `max_rows` places is free, or if it is

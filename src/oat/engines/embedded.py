@@ -8,25 +8,24 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oat.engines.kind import Capabilities, Load, Traits
-from oat.engines.shapes import fixed_rows
+from oat.engines.shapes import PASS_TOKENS, filled_up, fixed_rows
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
 from oat.types import Sampling
 
 if TYPE_CHECKING:
     from oat.engines.base import Engine
-    from oat.engines.decoding import Decode
-    from oat.engines.records import Pooling
+    from oat.engines.decoding import Decode, Pooling
     from oat.engines.torch import TorchEngine
     from oat.models.causal_lm import CausalLM
+
+_FLOAT, _DOUBLE = 4, 8
+"""Bytes of a number."""
 
 
 class Embedded:
     """The kind `torch`; see `oat.engines.kind.EngineKind`."""
 
     Config = TorchEngineConfig
-    forks = ("max_rows", "cache_gb")
-    """They decide which rows are decoded together, and with it the last bits of logits. So they may not
-    change when a run is continued."""
     checks = staticmethod(torch_checks)
 
     @staticmethod
@@ -106,27 +105,32 @@ class TorchMemory:
         self._config = config
         self.least_rows = fixed_rows(config.max_rows) if config.deterministic else 0
 
-    def cache_bytes(self, lm: "CausalLM", load: Load) -> int:
+    def cache_bytes(self, page_bytes: int, load: Load) -> int:
         """Return the bytes of the KV cache when every row has its largest length, limited by `cache_gb`. If
         the samples of a prompt share pages, the full pages of the prompt count once."""
-        from oat.engines.cache_trial import keys_of
-        from oat.engines.paged_cache import cache_dtype
-        from oat.engines.pages import PAGE
+        from oat.engines.paged_cache import PAGE
         from oat.engines.torch import GB
 
         rows = self._rows(load)
         whole = -(-(load.prompt + load.response) // PAGE)
         shared = load.prompt // PAGE if load.samples > 1 and not self._config.deterministic else 0
         pages = rows * (whole - shared) + -(-rows // load.samples) * shared
-        return min(int(self._config.cache_gb * GB), pages * PAGE * keys_of(lm) * cache_dtype(lm).itemsize)
+        return min(int(self._config.cache_gb * GB), pages * page_bytes)
 
-    def imitate(self, lm: "CausalLM", load: Load, sampling: Sampling) -> None:
-        """Do, with a model without weights, a pass over the load's prompts, and the draw of one token for
-        each row that is decoded at once."""
-        from oat.engines.torch_memory import imitate_step
-
+    def work_bytes(self, a_token: int, vocabulary: int, load: Load, sampling: Sampling) -> int:
+        """Return the bytes of a pass over prompts, which has at most `PASS_TOKENS` tokens, or of the draw:
+        all rows' logits in float32, their cumulative sums in float64, and what truncation makes of them."""
         rows = self._rows(load)
-        imitate_step(lm, rows, -(-rows // load.samples), load.prompt, sampling)
+        prompts = -(-rows // load.samples)
+        tokens = min(prompts * load.prompt, max(PASS_TOKENS, load.prompt))
+        a_logit = _FLOAT + _DOUBLE
+        if sampling.changes_logits:
+            a_logit += _FLOAT
+        if sampling.truncates:
+            a_logit += 2 * _FLOAT
+        if sampling.top_p < 1 and sampling.top_k == 0:  # the ranked logits, their ids, and four sums
+            a_logit += _FLOAT + 4 * _DOUBLE
+        return max(a_token * tokens, a_logit * filled_up(rows) * vocabulary)
 
     def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
         """Refuse a sequence that is too long for the cache; see `oat.engines.kind.EngineMemory`.

@@ -10,8 +10,7 @@ from oat.types.part import Check, RunFacts
 
 if TYPE_CHECKING:
     from oat.engines.base import Engine
-    from oat.engines.decoding import Decode
-    from oat.engines.records import Pooling
+    from oat.engines.decoding import Decode, Pooling
     from oat.models.causal_lm import CausalLM
 
 
@@ -86,11 +85,21 @@ class EngineMemory(Protocol):
     cache_setting: str
     smaller: Mapping[str, Any]
 
-    def cache_bytes(self, lm: "CausalLM", load: Load) -> int:
-        """Return the bytes of the KV cache when every row has its largest length."""
+    def cache_bytes(self, page_bytes: int, load: Load) -> int:
+        """Return the bytes of the KV cache when every row has its largest length.
 
-    def imitate(self, lm: "CausalLM", load: Load, sampling: Sampling) -> None:
-        """Do, with a model without weights, the work that takes most memory beside the cache."""
+        Args:
+            page_bytes: bytes of the keys and values of `PAGE` tokens.
+        """
+
+    def work_bytes(self, a_token: int, vocabulary: int, load: Load, sampling: Sampling) -> int:
+        """Return the bytes of the work that takes most memory beside the cache: a pass over prompts, or the
+        draw of a token for each row.
+
+        Args:
+            a_token: bytes that a pass without gradients has at once for each token.
+            vocabulary: number of logits of a token.
+        """
 
     def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
         """Refuse a sequence that is too long for the cache.
@@ -121,14 +130,9 @@ class Traits:
 
 
 class EngineKind(Protocol):
-    """A kind of engine, under its name in `plugins/registry.py`.
-
-    Attributes:
-        forks: names of settings that may change in a fork of a run.
-    """
+    """A kind of engine, under its name in `plugins/registry.py`."""
 
     Config: type[Any]
-    forks: Collection[str]
 
     @staticmethod
     def checks(config: Any, run: RunFacts) -> Iterable[Check]:

@@ -7,9 +7,8 @@ import torch
 
 from oat.engines.shapes import PASS_TOKENS, fixed_width, passes, power_below
 from oat.functional.logprobs import chunked_head, token_logps
-from oat.models.attention import Packed
+from oat.models.attention import Packed, pack
 from oat.models.causal_lm import CausalLM
-from oat.models.packing import pack
 
 _HEAD_LOGITS = 2**24
 """Largest number of logits that are in memory at once."""

@@ -9,7 +9,8 @@
    on the request and the settings. The prompts of a batch are padded to one width, a power of two, and share
    no page. Kernels divide a tensor among threads, and the last elements of a small part may be rounded
    differently. So batches have a fixed number of rows, at least 64, and at most two threads compute.
-4. The pages of an episode stay in the cache between its turns (`kept.py`), except with `deterministic`.
+4. The pages of an episode stay in the cache between its turns (`paged_cache.py`), except with
+   `deterministic`.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -24,10 +25,8 @@ import torch
 from torch import Tensor
 
 from oat.engines.cache_trial import page_bytes_of
-from oat.engines.decoding import Decode, Decoding
-from oat.engines.kept import Kept
-from oat.engines.pages import PAGE
-from oat.engines.records import Pooling
+from oat.engines.decoding import Decode, Decoding, Pooling
+from oat.engines.paged_cache import PAGE, Kept
 from oat.engines.scoring import score
 from oat.engines.shapes import fixed_rows, fixed_width
 from oat.errors import EngineError, WeightsError, did_you_mean

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from oat.config.conditions import AS_COMPUTE_THREADS
+from oat.config.fields import setting
 from oat.config.ranges import Count, Positive
 from oat.types.part import Check, RunFacts
 
@@ -12,10 +14,11 @@ from oat.types.part import Check, RunFacts
 class TorchEngineConfig:
     """The settings of the engine `torch`."""
 
-    max_rows: Count = 256
+    max_rows: Count = setting(256, may_change="fork")
+    # It decides, as `cache_gb` does, which rows are decoded together, and with it the last bits of logits.
     """Largest number of rows that are decoded together. `deterministic` rounds it up to a power of two, at
     least 64."""
-    cache_gb: Positive = 4.0
+    cache_gb: Positive = setting(4.0, may_change="fork")
     """Largest memory for keys and values, 10^9 bytes. When it is full, further responses wait."""
     deterministic: bool = False
     """Samples the same tokens however requests are batched; this costs some speed. Refused on a GPU."""
@@ -26,7 +29,7 @@ class TorchEngineConfig:
     """Gives the slot `reference` an engine of its own, with a KV cache of its own of `cache_gb`, for example
     for `xpo`, which samples from policy and reference. It changes no sample; by default both slots share one
     engine."""
-    threads: Count | None = None
+    threads: Count | None = setting(None, open=None, follows=AS_COMPUTE_THREADS)
     """Number of threads of the engine. None: the value of `compute.threads`. If that is not set either, the
     fastest number is measured when the run is created, and the run keeps it. On a GPU, torch's default is
     used instead of a measurement."""

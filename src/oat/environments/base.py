@@ -13,8 +13,7 @@ import numpy as np
 
 from oat.errors import ConfigError, did_you_mean
 from oat.plugins.calls import bare, guarded
-from oat.plugins.keywords import keywords
-from oat.plugins.loading import load_symbol
+from oat.plugins.loading import keywords, load_symbol
 from oat.types import Message, Prompt
 
 

@@ -8,7 +8,7 @@ The text is Python's `str` of the result. It must be the same in two equal runs,
 * An address within a text, as a program's output may have it (`<A object at 0x7f1b2c3d4e5f>`), is left out.
 
 A text that a tool itself makes shows nothing of this. `", ".join(words)` of a set of texts is the same in two
-runs if `PYTHONHASHSEED` is, which `oat train` and `oat eval` see to (`cli/same_hashes.py`). A table for the
+runs if `PYTHONHASHSEED` is, which `oat train` and `oat eval` see to (`cli/restart.py`). A table for the
 terminal is the same, since each terminal has one size in a call (`plugins/calls.py`). An order by address, as
 a set of plain objects has, `id` and `hash` of an object, the clock and the network are the tool's own, and
 are not seen.

@@ -43,7 +43,7 @@ from oat.types import Message
 __all__ = ["ToolAnswer", "ToolCall", "Tools", "bracket_calls", "json_calls", "template_calls", "tools_of"]
 
 _OF_THE_CALL = (ValueError, ArithmeticError, LookupError, re.error, SyntaxError)
-"""Exceptions of a tool that blame its arguments. Their texts are told to the model."""
+"""Exceptions of a tool that error_context its arguments. Their texts are told to the model."""
 _WRITTEN: Mapping[Any, str] = {
     template_calls: "<function={}>{{}}</function>",
     json_calls: '<tool_call>{{"name": "{}"}}</tool_call>',
@@ -331,7 +331,7 @@ class Tools:
             warn(
                 f"the tool {tool.name} failed: {shortened(said, 300)}{f' ({place})' if place else ''}. The "
                 "model reads this as an error, and the run goes on (said once for each kind of error). "
-                "Repair the tool, or let it raise a ValueError if the arguments are to blame"
+                "Repair the tool, or let it raise a ValueError if the arguments are to error_context"
             )
         return f"error: the tool failed ({said})", "broken"
 

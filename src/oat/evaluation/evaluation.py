@@ -42,7 +42,7 @@ from oat.types import (
     Question,
     Trajectory,
 )
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _Extracted = list[list[Hashable | None]]
 """The answers extracted from responses: B lists of G answers. An answer is None if none was found in the

@@ -14,7 +14,7 @@ import torch
 
 from oat.algorithms.base import Objective, prepared
 from oat.evaluation.trigger import Trigger
-from oat.explore.none import NoExploration
+from oat.explore.base import NoExploration
 from oat.protocols import Learner
 from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds

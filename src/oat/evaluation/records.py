@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from oat.errors import DirectoryError, RecordError, printable
-from oat.files import Standing, write_atomically
+from oat.files import DirectoryGuard, write_atomically
 from oat.types import Prompt, Trajectory
 
 RECORD = (
@@ -55,7 +55,7 @@ class RecordFiles:
         self.generator = generator
         self.decode = decode
         self.turns = turns
-        self._standing = Standing(directory)
+        self._standing = DirectoryGuard(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
         """Return the record of one response.
@@ -89,7 +89,7 @@ class RecordFiles:
         lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
         try:
             self.directory.mkdir(exist_ok=True)
-            self._standing = Standing(self.directory)
+            self._standing = DirectoryGuard(self.directory)
             write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
         except OSError as error:
             raise RecordError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from oat.errors import ConfigError, many
+from oat.errors import ConfigError, plural
 from oat.explore.base import Round
 from oat.explore.find_rule import call_rule, find_rule
 from oat.explore.metrics import pair_metrics
@@ -220,7 +220,7 @@ def _share_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]:
     yield Check(
         "explorer.model_labels.share",
         labels.share > 0 and num_labelled(run.questions, labels) == 0,
-        f"a step has {many(run.questions, 'question')}, and this share of them, rounded down, is 0, so the "
+        f"a step has {plural(run.questions, 'question')}, and this share of them, rounded down, is 0, so the "
         "ensemble labels nothing; raise it, or remove explorer.model_labels",
         refuses="new",
     )
@@ -281,7 +281,7 @@ def _burn_in_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]
         yield Check(
             f"explorer.model_labels.{name}",
             pairs * price >= queries,
-            f"this is {many(pairs, 'pair')} at a price of at most {price}, and stop.max_queries is "
+            f"this is {plural(pairs, 'pair')} at a price of at most {price}, and stop.max_queries is "
             f"{queries}, so the run probably ends before the ensemble labels anything; lower it, or raise "
             "stop.max_queries",
             refuses="never",

@@ -1,11 +1,20 @@
 """The ring buffer of an ensemble: the features of the newest labelled pairs. It also keeps the ids of their
 responses, if their features can be computed again."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
+
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazily("torch")
+
 
 _LEAST = 256
 """Number of pairs that the memory first has room for. When it is full, it doubles, up to the capacity. So the

@@ -16,13 +16,14 @@ import numpy as np
 from oat.assemble.run_inputs import RunInputs, recorded_actor
 from oat.config.load import where
 from oat.data.prompts import Prompts
-from oat.errors import ConfigError, many, warn
+from oat.errors import ConfigError, plural, warn
+from oat.forecast.rows import Row
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN
 from oat.resolve.resolved import Resolved
 from oat.text.renderer import Renderer
 from oat.types import Key, Price, Prompt, Question
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
@@ -37,7 +38,7 @@ _LONGEST = 3
 _UNITS = ("queries", "tokens", "cost")
 
 
-def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
+def highest_price(resolved: Resolved, run_inputs: RunInputs) -> Price:
     """Return the highest cost of a question of training: the most queries, the most tokens and the most
     money, which may come from different questions. If no oracle is asked, all three are 0.
 
@@ -87,10 +88,10 @@ def queries_of_a_response(oracle: Oracle, address: str, purpose: str, prompts: P
     return _most(oracle.price(_about(each, blank, ("",))) for each in prompts.spread(_PROMPTS)).queries
 
 
-def lines_of_costs(
+def cost_rows(
     resolved: Resolved, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
-) -> Iterator[str]:
-    """Yield a line for `oat check`: the highest cost of a question, of a step and of all steps that are left.
+) -> Iterator[Row]:
+    """Yield rows for `oat check`: the highest cost of a question, of a step and of all steps that are left.
     If the oracle states no price, yield nothing.
 
     Args:
@@ -102,11 +103,16 @@ def lines_of_costs(
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
         return
     step, budget = _times(one, questions), resolved.budgets["train"]
+    costs = {"a question": one, "a step": step}
     if steps is not None:
-        run = f"; all steps {_in_words(budget.within(_times(step, steps)))}"
-    else:
-        run = f"; the run {_in_words(_whole(budget))}, its budget" if budget != Budget() else ""
-    yield f"a question {_in_words(one)}; a step {_in_words(step)}{run}"
+        costs["all steps left"] = budget.within(_times(step, steps))
+    elif budget != Budget():
+        costs["the run"] = _whole(budget)
+    for what, price in costs.items():
+        for unit in _UNITS:
+            if most := getattr(price, unit):
+                name = "money" if unit == "cost" else unit
+                yield Row(f"cost of {what}, most", most, name, "stop" if what == "the run" else "oracle.name")
 
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
@@ -145,7 +151,7 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
         if each.allows(one):
             what = (
                 f"{field} is {limit:g}, and one step can cost {questions * most:,.6g}, with {questions} "
-                f"questions in {many(rounds, 'round')}"
+                f"questions in {plural(rounds, 'round')}"
             )
             fewer = [] if rounds == 1 else ["sampling.refill_rounds"]
             remedy = f"raise it, or lower {' or '.join([*fewer, *_of_branches(resolved)])}"

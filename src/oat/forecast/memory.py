@@ -7,39 +7,51 @@ from dataclasses import replace
 
 import torch
 
-from oat.assemble.models import load_models
-from oat.assemble.outline import ModelOutline, longest_sequence, outline_of
+from oat.assemble.outline import ModelOutline, longest_sequence
 from oat.config.load import where
-from oat.config.settings import Config, LoraConfig
-from oat.control.stages import tell_stage
+from oat.config.parts import filled
+from oat.config.settings import Config, LoraConfig, Part
 from oat.errors import ConfigError, OatError
-from oat.forecast.estimate import SURE, Estimate, Lengths, estimate, most_questions
-from oat.forecast.memory_apart import estimate_actor, needs_of, of_all_here
-from oat.hardware.free_memory import free_memory
+from oat.forecast.estimate import PROCESS, SURE, Estimate, Lengths, estimate
+from oat.forecast.memory_apart import estimate_actor, needs_of
+from oat.forecast.rows import Row
+from oat.hardware.memory import free_memory
 from oat.learner.limits import GB
 from oat.models.outline_errors import NotOutlinedError, not_estimated
 from oat.resolve.model_starts import has_own_critic
 from oat.resolve.resolved import Resolved
-from oat.seeds import Seeds
 
 TOGETHER = "all of these together"
-_COPIES = 20
-"""More copies of the weights than any run holds."""
-_SAVED = 16
-"""More copies of the inputs and outputs of all matrices than any pass holds."""
+_OF_PASSES = "learner.micro_batch_size, learner.micro_batch_tokens"
+_SETTINGS = {
+    "weights": "model.path, engine.dtype",
+    "weights on the way": "model.path, engine.dtype",
+    "weights that learn": "model.path, model.lora, model.frozen",
+    "gradients": "model.lora, model.frozen",
+    "activations": _OF_PASSES + ", learner.gradient_checkpointing, learner.autocast",
+    "logits of a chunk": "learner.logits_chunk, sampling.temperature",
+    "other weights": "model.path, model.reference, model.critic, engine.dtype, learner.sync_every",
+    "moments of AdamW": "model.lora, model.frozen",
+    "keys and values": "engine.cache_gb, engine.max_rows, sampling.max_new_tokens",
+    "loading": "model.path",
+    "sampling": "engine.max_rows, sampling",
+    "evaluation": "engine.max_rows, evaluation",
+    "prepare": _OF_PASSES,
+    "forward and backward": "gradients, activations and logits",
+    "optimiser": "model.lora, model.frozen",
+    "new weights": "engine.dtype, learner.sync_every",
+    "beside a checkpoint": "checkpoint.background",
+}
+"""The settings from which each part and each phase of an `Estimate` follow."""
 
 
 def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:
     """Refuse a run whose estimated memory is clearly larger than the limit. The limit is `compute.memory_gb`
-    or, if this is not set, the free memory.
-
-    If a rough bound (`_at_most`) shows that the run fits, its memory is not estimated. If
-    `learner.micro_batch_tokens` is "auto", or if the limit is not known, nothing is compared.
+    or, if this is not set, the free memory. Nothing is compared if `learner.micro_batch_tokens` is "auto", if
+    the limit is not known, or if an outline does not tell the memory of a model.
 
     Args:
         policy: the outline of the policy.
-
-    If an outline does not tell the memory of a model, nothing is compared either.
 
     Returns:
         A text for people. It names the limit and, if the memory was estimated, the estimate; or it says that
@@ -73,11 +85,8 @@ def _refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline
         if given is None
         else f"compute.memory_gb is {limit / GB:.3g}"
     )
-    with resolved.blame("model.critic" if has_own_critic(config.model) else "model.reference"):
-        if of_all_here(config.compute, _at_most(resolved, lengths, policy)) <= limit:
-            return f"small for the machine ({has}); --memory estimates it"
-    tell_stage("estimating the memory of a step", policy.weights)
-    found = estimate(resolved, lengths)
+    with resolved.error_context("model.critic" if has_own_critic(config.model) else "model.reference"):
+        found = estimate(resolved, lengths, policy)
     if config.compute.address and config.compute.learner == "actor":
         needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
         return f"not compared on the machines of the cluster; here {has}"
@@ -124,59 +133,53 @@ def refuse_short_cache(
     page_bytes = policy.page_bytes(getattr(torch, engine.dtype))
     if page_bytes is None:
         return
-    with resolved.blame(engine.memory.cache_setting):
+    with resolved.error_context(engine.memory.cache_setting):
         longest = longest_sequence(policy, max(prompts), config.sampling.max_new_tokens)
         engine.memory.refuse_long(longest, page_bytes)
         if config.sampling.environment is not None and policy.context_length and not is_begun:
             engine.memory.refuse_long(policy.context_length, page_bytes, of_episode=True)
 
 
-def memory_lines(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> list[str]:
-    """Return the lines of the tables of estimated memory: of the process that learns, and of one actor if
-    actors have processes of their own. If the memory cannot be estimated, return a line that says so."""
-    tell_stage("estimating the memory of a step", policy.weights)
+def memory_rows(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> list[Row | str]:
+    """Return the estimated memory of the process that learns, and of one actor if actors have processes of
+    their own. If the memory cannot be estimated, a note says so.
+
+    Args:
+        policy: the outline of the policy.
+    """
     try:
-        lines = _table(estimate(resolved, lengths), "memory of tensors")
+        found = _rows("", estimate(resolved, lengths, policy))
         if resolved.config.compute.runtime == "ray":
-            lines += _table(estimate_actor(resolved, lengths), "memory of the tensors of one actor")
+            found += _rows("an actor: ", estimate_actor(resolved, lengths, policy))
     except NotOutlinedError as error:
         return [not_estimated(str(error))]
-    return lines
+    return [*found]
 
 
-def _table(found: Estimate, what: str) -> list[str]:
-    lines = [f"{what}, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
-    for title, sizes in (("held", found.parts), ("most at once", found.phases)):
-        lines += [f"  {title}", *(f"    {name:<22}{size / GB:9.3f}" for name, size in sizes.items() if size)]
-    return [*lines, f"  peak{found.peak / GB:22.3f}"]
+def _rows(of: str, found: Estimate) -> list[Row]:
+    def row(name: str, size: int, setting: str) -> Row:
+        return Row(of + name, size / GB, "GB", setting)
 
-
-def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
-    """Return a number of bytes that is larger than a run can need, often many times larger. A formula gives
-    it from the sizes of the models and the batches; `estimate` is not called.
-
-    Raises:
-        NotOutlinedError: an outline does not tell the memory of a model.
-    """
-    config, plan = resolved.config, resolved.plan
-    weights, a_token = policy.weights, policy.a_token
-    others = {"reference"} if config.model.reference else set()
-    others |= {"critic"} if has_own_critic(config.model) else set()
-    if others:
-        lms = load_models(config, others, Seeds(config.seed), resolved.outlines.on_meta)
-        for name in others:
-            other = outline_of(lms[name], config.compute.profile)
-            if not other.tells_memory:
-                raise NotOutlinedError(other.unknown)
-            weights += other.weights
-            a_token += other.a_token
-    rows = most_questions(config, plan) * max(plan.most_candidates, len(config.prompts.responses))
-    evaluated = lengths.held_out * max(config.answering.samples, 1) if config.answering else 0
-    width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
-    recorded = (policy.context_length or width) if config.prompts.responses else 0
-    width = max(width, recorded)
-    tokens = max(rows, evaluated, resolved.engine.memory.least_rows) * width
-    return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + width * policy.heads))
+    roughly = "" if found.is_complete else ", roughly: the model has parts whose activations are not known"
+    held = [
+        row(name, size, _SETTINGS[name] + roughly * (name == "activations"))
+        for name, size in found.parts.items()
+        if size
+    ]
+    phases = [row(f"at {name}", size, _SETTINGS[name]) for name, size in found.phases.items()]
+    return [
+        *held,
+        *phases,
+        row("peak", found.peak, f"the largest of these, at {found.part}"),
+        row(
+            "of it in pages of the model's files",
+            found.in_files.get(found.part, 0),
+            "model.path, model.dtype",
+        ),
+        *([row("freed, kept by the allocator", found.freed, "model.path")] if found.freed else []),
+        row("the process itself", PROCESS, "libraries, tokenizer"),
+        row("anonymous peak", found.in_all, "without pages of files, with the process"),
+    ]
 
 
 def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -> str:
@@ -205,8 +208,8 @@ def _smaller(resolved: Resolved, lengths: Lengths, part: str) -> Iterator[tuple[
     changed = config
     if part in ("sampling", "evaluation"):
         smaller = resolved.engine.memory.smaller
-        options = {**config.engine.options, **smaller}
-        changed = replace(changed, engine=replace(config.engine, options=options))
+        assert isinstance(config.engine, Part), "a resolved configuration has its parts"
+        changed = replace(changed, engine=filled(config.engine, smaller))
         yield ", ".join(f"engine.{name}: {value}" for name, value in smaller.items()), changed
     else:
         changed = replace(changed, learner=replace(learner, micro_batch_tokens=row))

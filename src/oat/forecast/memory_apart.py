@@ -5,34 +5,36 @@ If the learner has a process of its own too, the run's own process fetches from 
 and what it writes into checkpoints.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oat.assemble.ensemble import make_ensemble, make_features
-from oat.assemble.models import load_models, load_slots, slot_dtypes
+from oat.assemble.models import slot_dtypes
+from oat.assemble.outline import ModelOutline
 from oat.config.compute_settings import ComputeConfig
 from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError
-from oat.forecast.arithmetic import Lines
 from oat.forecast.estimate import (
     SURE,
     Estimate,
     Lengths,
+    cache_bytes,
+    ensemble_bytes,
     estimate,
+    held_models,
     loads_of,
-    sampling_phases,
+    outlined_model,
+    sampling_bytes,
     saves_in_background,
     sent_bytes,
+    slot_copies,
 )
 from oat.forecast.places import size_of
-from oat.learner.limits import GB, without_memory
-from oat.models.causal_lm import CausalLM
-from oat.models.outline_errors import NotOutlinedError, not_estimated, outlining
+from oat.learner.limits import GB
+from oat.models.outline_errors import NotOutlinedError, not_estimated
 from oat.resolve.placement import placement_of
 from oat.resolve.resolved import Resolved
-from oat.resolve.sampling import make_sampling
 from oat.runtime.transfer import BUCKET_BYTES
-from oat.seeds import Seeds
 
 IMPORTS = 3 * GB // 10
 """Bytes that a process takes after its imports."""
@@ -128,14 +130,13 @@ def needs_of(resolved: Resolved, lengths: Lengths, learner: Estimate | None = No
         NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
     """
     config, learner = resolved.config, learner or estimate(resolved, lengths)
-    with outlining(), without_memory():
-        policy = load_models(config, (), Seeds(config.seed), resolved.outlines.fake)["policy"]
-        stored = _copies(config) * sent_bytes(resolved, policy)
-        fetched = _fetched(resolved, policy, learner.state) if config.compute.learner == "actor" else 0
-    return Needs(learner, estimate_actor(resolved, lengths), stored, fetched)
+    policy = outlined_model(resolved, "policy")
+    stored = _copies(config) * sent_bytes(resolved, policy)
+    fetched = _fetched(resolved, policy, learner.state) if config.compute.learner == "actor" else 0
+    return Needs(learner, estimate_actor(resolved, lengths, policy), stored, fetched)
 
 
-def _fetched(resolved: Resolved, policy: CausalLM, state: int) -> int:
+def _fetched(resolved: Resolved, policy: ModelOutline, state: int) -> int:
     """Return the most bytes of tensors that the run's own process has at once, if another process learns.
 
     It fetches the weights of a model for each transfer, and the learner's state for each checkpoint, in
@@ -146,55 +147,47 @@ def _fetched(resolved: Resolved, policy: CausalLM, state: int) -> int:
         state: bytes of the tensors of the learner's state.
     """
     config = resolved.config
-    sizes = [tensor.nbytes for tensor in policy.tensors().values()]
-    is_late = config.learner.sync_every > 1
-    kept = sum(tensor.nbytes for tensor in policy.trainable().values()) if is_late else 0
+    kept = policy.learned if config.learner.sync_every > 1 else 0
     cast = sent_bytes(resolved, policy) if slot_dtypes(resolved.engine) else 0
 
     def arriving(size: int) -> int:
-        return 2 * max(min(BUCKET_BYTES, size), *sizes)
+        return 2 * max(min(BUCKET_BYTES, size), policy.largest)
 
     copied = state + kept if saves_in_background(config) else 0
-    sent = sum(sizes) + max(arriving(sum(sizes)), cast, kept)
+    sent = policy.bytes + max(arriving(policy.bytes), cast, kept)
     return kept + copied + max(sent, state + arriving(state))
 
 
-def of_all_here(compute: ComputeConfig, of_one: int) -> int:
-    """Return the bytes of all processes that share the memory of this machine, from the bytes that one
-    needs."""
-    others = _others_here(compute)
-    if not others:
-        return of_one
-    others += compute.learner == "actor"
-    return of_one + others * (of_one + IMPORTS) + (1 + compute.oracle_clients) * IMPORTS + RAY
-
-
-def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
+def estimate_actor(resolved: Resolved, lengths: Lengths, policy: ModelOutline | None = None) -> Estimate:
     """Estimate the memory of an actor in a process of its own, which gets its share of the prompts.
 
+    Args:
+        policy: the outline of the policy; None: it is made here.
+
     Raises:
-        NotOutlinedError, ConfigError, ModelError: a part cannot be made as configured.
+        NotOutlinedError: the outline of a model does not tell its memory.
+        ConfigError, ModelError: a model cannot be made as configured.
     """
-    config, seeds, load = resolved.config, Seeds(resolved.config.seed), resolved.outlines.fake
-    memory = resolved.engine.memory
-    with outlining(), without_memory() as live:
-        lms = load_models(config, resolved.models & {"reference"}, seeds, load)
-        features = make_features(lms, resolved.features) if resolved.features else None
-        ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
-        slots = load_slots(resolved, lms, seeds, load)
-        del lms
-        sampler, weights = slots["sampler"], live.live
-        loads = loads_of(resolved, lengths, sampler, config.compute.actors)
-        phases = {"loading": live.peak}
-        phases |= sampling_phases(memory, make_sampling(resolved), sampler, loads, live)
-        staged = sent_bytes(resolved, sampler) if config.compute.profile == "cpu" else 0
-        phases["new weights"] = live.live + staged
-        cached = max((memory.cache_bytes(sampler, load) for load in loads.values()), default=0)
-        del sampler, slots, features, ensemble
+    config = resolved.config
+    held = held_models(resolved, policy or outlined_model(resolved, "policy"))
+    policy = held["policy"].outline
+    own = {name: held[name].own for name in ("policy", "reference") if name in held}
+    copies = slot_copies(resolved, held)
+    networks, _ = ensemble_bytes(resolved, policy)
+    reads = resolved.features is not None and not resolved.features.is_own
+    if not resolved.engine.capabilities.shares_weights and not reads:
+        own = {}  # slots of another precision, and nobody reads the models themselves
+    weights = sum(own.values()) + sum(copies.values()) + networks
+    loads = loads_of(resolved, lengths, policy, config.compute.actors)
+    phases = {"loading": weights + (policy.bytes if not own else 0)}
+    phases |= {name: weights + sampling_bytes(resolved, policy, load) for name, load in loads.items()}
+    staged = sent_bytes(resolved, policy) if config.compute.profile == "cpu" else 0
+    phases["new weights"] = weights + staged
+    cached = max((cache_bytes(resolved, policy, load) for load in loads.values()), default=0)
     return Estimate({"weights": weights, "weights on the way": staged, "keys and values": cached}, phases)
 
 
-def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
+def process_lines(resolved: Resolved, lengths: Lengths) -> Iterator[tuple[str, str]]:
     """Yield a line for each kind of process, with the memory that it needs, and one for all of them. If the
     run has no processes beside its own, yield nothing."""
     compute, placed = resolved.config.compute, placement_of(resolved.config.compute)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from oat.assemble.outline import ModelOutline, outline_of
 from oat.config.settings import ModelConfig
 from oat.engines.cache_trial import page_bytes_of
-from oat.hardware.free_memory import free_memory
+from oat.hardware.memory import free_memory
 from oat.models.beside import is_adapter_directory
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import load_model
@@ -59,7 +59,7 @@ class Trial:
         """
         while self._cached:
             field, lm = self._cached.pop(0)
-            with self._resolved.blame(field):
+            with self._resolved.error_context(field):
                 page_bytes_of(lm)
 
 
@@ -84,7 +84,7 @@ def load_unknown(resolved: Resolved, policy: ModelOutline) -> Trial:
                 f"{field}: only the weights tell whether it can be used ({outline.unknown}), and they {where}"
             )
             continue
-        with resolved.blame(field):
+        with resolved.error_context(field):
             lm = load_model(model, field=field, needs_head=is_cached or field != "model.critic")
         trial._cached += [(field, lm)] if is_cached else []
     return trial

@@ -1,1 +1,43 @@
 """The mathematics of losses, advantages and sampling, as pure functions of tensors."""
+
+from oat.functional import (
+    advantages,
+    contrast,
+    corrections,
+    entropy,
+    final_states,
+    head,
+    kl,
+    logprobs,
+    policy,
+    preference,
+    returns,
+    reward_shaping,
+    rewards,
+    sampling,
+    segments,
+    surrogates,
+    token_filters,
+    values,
+)
+
+__all__ = [
+    "advantages",
+    "contrast",
+    "corrections",
+    "entropy",
+    "final_states",
+    "head",
+    "kl",
+    "logprobs",
+    "policy",
+    "preference",
+    "returns",
+    "reward_shaping",
+    "rewards",
+    "sampling",
+    "segments",
+    "surrogates",
+    "token_filters",
+    "values",
+]

@@ -8,15 +8,12 @@ rounding error (docs/performance.md).
 * The choice between the two depends on the processor, on torch's build and settings, and on the precision and
   size of the product. It never depends on a measurement. So a run that is continued on the same machine
   rounds as before.
-* oneDNN makes a kernel for every shape of a product, in half precision too. A kernel takes half a millisecond
-  to make and half a megabyte of memory. oneDNN keeps 1,024 kernels by default; this module makes it keep 32,
-  about as many as a backward pass of a model uses repeatedly: two or three for each shape of a product. If
-  the environment already sets the number of kernels, that number stays.
-* The engine rounds its shapes up, since it would otherwise have a new shape at almost every call.
+* oneDNN makes a kernel for every shape of a product, in half precision too. A run keeps only some of them
+  (`oat.hardware.memory.keep_few_kernels`). The engine rounds its shapes up, since it would otherwise have a
+  new shape at almost every call.
 """
 
 import functools
-import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-# capacities of oneDNN's cache of kernels, and of torch's cache above it
-for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache, "32")
 
 _LEAST = 2**21
 """Least number of multiplications in a product for which oneDNN is called. In a smaller product the call

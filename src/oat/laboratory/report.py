@@ -15,16 +15,19 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from oat.errors import ConfigError, DataError, did_you_mean
 from oat.explore.find_rule import checksum_of_rule, find_rule
+from oat.explore.rules import RULES
 from oat.explore.settings import ModelLabelsConfig
-from oat.files import appearing
+from oat.files import absolute, appearing
 from oat.laboratory.agents import AGENTS
 from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
@@ -33,9 +36,6 @@ ROUNDS = 60
 FIRST_SEED, TUNING_SEED, TUNING_SEEDS = 2000, 0, 4
 """Seeds of figures count from `FIRST_SEED`. Those with which anything is tuned count from `TUNING_SEED`."""
 THRESHOLD = 0.2
-"""Registered before the figures, with these targets: in `redundant`, the best rule at most 0.65 of passive's
-queries with the agent `ensemble`, and at most 0.45 with `ideal`; in `independent`, the best rule below 1, and
-the upper end of the interval of `bai_ts` below 1.3."""
 BASELINE = "passive"
 _RESAMPLES = 2000
 _FIELDS = ("world", "agent", "rule", "share", "rate", "seed", "clashes", "queries", "regrets")
@@ -75,6 +75,57 @@ class Case:
             return learn_rewards(self.world, self.agent, rule, self.seed, ROUNDS)
         labels = ModelLabelsConfig(self.share) if self.share else None
         return learn_policy(self.world, self.agent, rule, self.seed, ROUNDS, labels, self.rate)
+
+
+def bench_explore(
+    out: Path,
+    *,
+    rules: Sequence[str] | None = None,
+    worlds: Sequence[str] | None = None,
+    agents: Sequence[str] | None = None,
+    seeds: int = 20,
+    shares: Sequence[float] = (),
+    jobs: int = 1,
+) -> str:
+    """Run trials of the laboratory, and write `curves.csv`, `table.md` and, if matplotlib is installed,
+    `regret.png` into a directory. Trials that `curves.csv` has already are not run again. Return what the
+    command prints.
+
+    Args:
+        rules, worlds, agents: names; None: all. A rule may be a user's, as `path/to/file.py:function`. The
+            baseline `passive` is always among the rules.
+        seeds: number of seeds.
+        shares: with any, a policy learns too; the agent labels a pair of this share of the prompts itself.
+        jobs: number of processes.
+
+    Raises:
+        ConfigError: there is no such rule, world or agent, a number is out of range, or the directory has
+            files that this command would replace and did not write.
+        DataError: `curves.csv` is none that this command wrote.
+    """
+    if seeds < 1 or jobs < 1 or not all(0 <= share <= 1 for share in shares):
+        raise ConfigError("--seeds and --jobs are at least 1, and a share of --policy is from 0 to 1")
+    torch.set_num_threads(1)
+    names = [BASELINE, *(name for name in rules or RULES if name != BASELINE)]
+    folder = absolute(out)
+    file = folder / "curves.csv"
+    refuse_foreign(folder)
+    wanted_shares = list(dict.fromkeys([0.0, *shares])) if shares else []
+    cases = cases_of(list(worlds or WORLDS), list(agents or AGENTS), names, seeds, wanted_shares)
+    if shares:
+        cases = with_rates(cases, folder / "tuning.csv", jobs)
+    found = run_cases(cases, file, jobs)
+    shown = table(found)
+    write(folder / "table.md", shown)
+    drawn = "no picture, since matplotlib is missing (pip install 'oat-align[plot]')"
+    if find_spec("matplotlib") is not None:
+        with appearing(folder / "regret.png", "--out", is_ours=lambda _: True) as picture:
+            plot(found, picture)
+        drawn = str(out / "regret.png")
+    return (
+        f"{shown}\nqueries to a regret of 0.2, relative to {BASELINE}: median over {seeds} seeds, with 95 % "
+        f"intervals\ncurves: {out / 'curves.csv'}; {drawn}"
+    )
 
 
 def cases_of(

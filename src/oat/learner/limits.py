@@ -232,21 +232,18 @@ def row_of(
     number: int,
     sampling: Sampling | None = None,
     kept: int = 0,
-    sample: int = 0,
 ) -> Trajectory:
     """Make an artificial row. Rows with different `number` are different, and so are their prompts if they
-    have enough tokens. If `sample` is 0, all ids are 0 and 1.
+    have enough tokens. All ids are 0 and 1.
 
     Args:
         width: number of tokens in the row.
         trained: number of trained tokens, which are the last ones.
         sampling: the settings of sampling that the row records; None: temperature 1.
         kept: number of ids in the kept set of each trained token; 0: no sets are recorded.
-        sample: rows with the same `number` and different `sample` differ in their trained tokens. A pass
-            computes equal rows once (`learner/passes.py`).
     """
     digits = np.array([number >> min(place, 62) & 1 for place in range(width)], dtype=np.int32)
-    prompt, ids = digits[: width - trained], digits[width - trained :] + np.int32(sample)
+    prompt, ids = digits[: width - trained], digits[width - trained :]
     zeros = np.zeros(trained, dtype=np.float32)
     sets = (
         KeptSets(np.tile(np.arange(kept, dtype=np.int32), trained), np.arange(trained + 1) * kept)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from oat.errors import LedgerError
 from oat.ledger.intents import text_name
 from oat.ledger.reader import Reader
-from oat.ledger.rows import sources_of, steps_of
+from oat.ledger.schema import sources_of, steps_of
 from oat.types import Mark, StepUnit
 
 UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, LookupError)

@@ -5,7 +5,7 @@ Everything is on disk before it has an effect:
 * A round of questions, with its trajectories, is recorded before any of it is sent. A recorded question is an
   **intent**.
 * Answers that come together are recorded in one transaction. The first answer of a question wins
-  (`ledger/settling.py`).
+  (`ledger/outstanding.py`).
 * The answers that a step learns from, and their order, are recorded before the step trains. If a step has
   such a record, it gets the recorded answers without waiting.
 
@@ -14,7 +14,7 @@ So a run that is killed and continued learns from the same answers in the same o
 Two rules limit what is sent:
 
 * A value is not asked for if the answers to equal questions give it (`ledger/cache.py`).
-* A question is not asked if the budget does not allow it (`ledger/budgets.py`, `ledger/waves.py`).
+* A question is not asked if the budget does not allow it (`ledger/budgets.py`, `ledger/budgets.py`).
 
 A kill at any moment leaves the ledger sound. Many threads may ask, take and read at once: the store's lock
 guards the database and everything in memory, and no thread holds it while it waits for answers. Only one
@@ -30,20 +30,17 @@ from types import MappingProxyType
 from typing import Literal
 
 from oat.control.silence import warn_of_silence
-from oat.ledger.budgets import Spending
+from oat.ledger.budgets import BudgetedBatches, Spending
 from oat.ledger.cache import Cache
 from oat.ledger.intents import Intent, Known, whole
-from oat.ledger.open_rounds import OpenRounds
-from oat.ledger.outstanding import Outstanding
-from oat.ledger.settling import Settling, close_unanswered, unanswered
+from oat.ledger.outstanding import OpenRounds, Outstanding, Settling, close_unanswered, unanswered
 from oat.ledger.store import Store
-from oat.ledger.versions import changes, take_up
-from oat.ledger.waves import Waves
+from oat.ledger.versions import changes, load_versions
 from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Group, IsUsable, Item, Price, Question, Spent
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _Found = tuple[Intent, Answer, int | None]
 """A question, its answer, and its label: the index of the candidate that won, or None."""
@@ -104,11 +101,13 @@ class Ledger:
             store, oracles, self.rounds, self.settling, self.budgets, deadline_s, check_interrupt
         )
         oracle_of = self.outstanding.oracle
-        self.waves = Waves(store, self.budgets, lambda question: oracle_of(question.oracle).price(question))
+        self.waves = BudgetedBatches(
+            store, self.budgets, lambda question: oracle_of(question.oracle).price(question)
+        )
         self.spending = Spending(store, self.waves, oracle_of, self.cache, self.rounds.intent)
         self.warned: set[str] = set()
         self._collecting = RLock()
-        self._recover(take_up(store, versions))
+        self._recover(load_versions(store, versions))
 
     @property
     def reasked(self) -> int:

@@ -3,23 +3,199 @@
 After a restart some questions have no answer. If their oracle kept them, the answers are fetched by the old
 tickets. Otherwise the questions are submitted again before the next new take of their purpose. A take that is
 recorded already submits nothing.
+
+Records answers with their labels, and completes answers that await values.
+
+The first answer of a question wins. A question may have been recorded as awaiting values from an equal
+question (`ledger/cache.py`). When the equal question is answered, the same transaction also completes the
+answer that awaits its values.
+
+The rounds that a ledger still works with, in memory: their trajectories and their waiting questions.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from oat.errors import OracleError
 from oat.ledger.intents import Intent, whole
-from oat.ledger.open_rounds import OpenRounds, Place, place_of
-from oat.ledger.settling import Settling
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.contract import calling, checked, nothing, pairs_of, tickets_of
-from oat.types import Answer, Question
-from oat.types.budget import Budget
+from oat.seeds import Seeds
+from oat.types import Answer, Group, Item, Key, Question
+from oat.types.questions import Budget
+
+Place = tuple[str, int, int]
+"""The address of a round: purpose, step, round."""
+
+
+class OpenRounds:
+    """The questions that no step has taken, and the trajectories of their rounds, held in memory. What is not
+    in memory is read from the store when it is needed. The store's lock guards both maps.
+
+    Attributes:
+        groups: the groups of each round that is in memory.
+        intents: the questions that are in memory, by id.
+    """
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.groups: dict[Place, list[Group]] = {}
+        self.intents: dict[int, Intent] = {}
+
+    def add(self, place: Place, groups: Sequence[Group], intents: Sequence[Intent]) -> None:
+        """Add a round that was just recorded."""
+        with self.store.lock:
+            self.groups[place] = list(groups)
+            self.intents.update({intent.id: intent for intent in intents})
+
+    def intent(self, id: int) -> Intent:
+        """Return the waiting question with this id, its token ids included."""
+        with self.store.lock:
+            if id not in self.intents:
+                self.intents[id] = self.with_ids(self.store.by_id(id))
+            return self.intents[id]
+
+    def close(self, id: int) -> Intent:
+        """Remove the question with this id from memory, and return it. A step takes the question."""
+        with self.store.lock:
+            return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
+
+    def with_ids(self, intent: Intent) -> Intent:
+        """Return `intent` with the token ids of its candidates and the row of its prompt. In the store, only
+        the groups of its round have these."""
+        if intent.question.ids:
+            return intent
+        group = self.group(intent)
+        ids = tuple(group.trajectories[pick].completion for pick in intent.question.picks)
+        return replace(intent, question=replace(intent.question, ids=ids, row=group.prompt.row))
+
+    def group(self, intent: Intent) -> Group:
+        """Return the group that a question is about.
+
+        Raises:
+            LedgerError: the group's trajectories were dropped, or are damaged.
+        """
+        return self._of_round(place_of(intent))[intent.member]
+
+    def num_groups(self, place: Place) -> int:
+        """Return the number of groups of a round.
+
+        Raises:
+            LedgerError: the round's trajectories were dropped, or are damaged.
+        """
+        return len(self._of_round(place))
+
+    def _of_round(self, place: Place) -> list[Group]:
+        with self.store.lock:
+            if place not in self.groups:
+                self.groups[place] = self.store.groups(*place)
+            return self.groups[place]
+
+    def item(self, intent: Intent, answer: Answer, label: int | None) -> Item:
+        """Return what a step learns from: an answered question with its group, answer and label."""
+        return Item(self.group(intent), intent.question, answer, label)
+
+    def forget(self, needed: Collection[Place]) -> None:
+        """Drop the trajectories of all rounds except those in `needed`."""
+        with self.store.lock:
+            self.groups = {place: groups for place, groups in self.groups.items() if place in needed}
+
+
+def place_of(intent: Intent) -> Place:
+    key = intent.question.key
+    return key.purpose, key.step, key.round
+
+
+class Settling:
+    """Records answers, and completes the answers that await values from them.
+
+    Args:
+        labels: how the probability of a comparison becomes a label. "threshold": the more probable candidate
+            wins. "bernoulli": the first candidate wins with that probability, drawn from a generator of the
+            question's own. In both cases a probability of exactly one half gives no label.
+
+    Attributes:
+        awaiting: for the key of an unanswered question, the intents that await values from its answer, by
+            intent id.
+    """
+
+    def __init__(self, store: Store, seeds: Seeds, labels: Literal["threshold", "bernoulli"]):
+        self.store = store
+        self.seeds = seeds
+        self.labels = labels
+        self.awaiting: dict[Key, dict[int, Intent]] = {}
+
+    def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
+        """Record answers of oracles. Some questions await values from these answers. In the same transaction,
+        complete the answer to each such question that awaits no further value."""
+        with self.store.lock, self.store:
+            self.add(answers)
+            intents: dict[int, Intent] = {}
+            for _, answer in answers:
+                intents |= self.awaiting.pop(answer.key, {})
+            self.complete(intents.values())
+
+    def add(self, answers: Iterable[tuple[Intent, Answer]]) -> None:
+        """Record answers with their labels. The caller holds the transaction."""
+        self.store.add_answers(
+            [(intent.id, answer, self._label(intent.question, answer)) for intent, answer in answers]
+        )
+
+    def complete(self, intents: Iterable[Intent]) -> None:
+        """Complete the answer to each question whose awaited values are all recorded. Add the remaining
+        questions to `awaiting`. The caller holds the transaction."""
+        for intent in intents:
+            keys = intent.others | ({intent.question.key} if intent.is_sent else set())
+            found = {key: self.store.values(key) for key in keys}
+            brought = {key: values for key, values in found.items() if values is not None}
+            for key in found.keys() - brought.keys():
+                self.awaiting.setdefault(key, {})[intent.id] = intent
+            if len(brought) < len(found):
+                continue
+            if intent.is_sent:
+                self.store.complete(intent.id, whole(intent, self.store.answer(intent)[0], brought))
+            else:
+                empty = Answer(intent.question.key, (), (), queries=0, by=intent.question.oracle)
+                self.add([(intent, whole(intent, empty, brought))])
+
+    def forget(self, purpose: str) -> None:
+        """Remove the intents of a purpose from `awaiting`."""
+        self.awaiting = {key: intents for key, intents in self.awaiting.items() if key.purpose != purpose}
+
+    def _label(self, question: Question, answer: Answer) -> int | None:
+        """Return the index of the candidate that won a comparison. Return None if no candidate won, or if the
+        question is for scores."""
+        if question.kind != "compare" or answer.marks[0] != "ok":
+            return None
+        probability = answer.values[0]
+        if probability == 0.5:
+            return None
+        if self.labels == "bernoulli":
+            return 0 if self.seeds.at("label", str(question.key)).random() < probability else 1
+        return int(probability < 0.5)
+
+
+def unanswered(intent: Intent, mark: Literal["failed", "unpaid"]) -> Answer:
+    """Return the answer to record for a question that no oracle answers. It has the question's known values;
+    every other value gets the mark `mark`."""
+    return whole(intent, nothing(intent.rest, mark, intent.question.oracle), missing=mark)
+
+
+def close_unanswered(store: Store, *purposes: str) -> None:
+    """Record the unanswered questions of these purposes as failed. In the recorded answers of these
+    purposes, mark the values that are still awaited as failed. The caller holds the transaction."""
+    store.add_answers(
+        (intent.id, unanswered(intent, "failed"), None)
+        for intent in store.unanswered()
+        if intent.question.key.purpose in purposes
+    )
+    for purpose in purposes:
+        store.fail_awaited(purpose)
+
 
 Ticket = tuple[str, str]
 """The address of an oracle, and the ticket that it gave."""

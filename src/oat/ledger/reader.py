@@ -9,11 +9,11 @@ from typing import Any
 from oat import blobs
 from oat.errors import LedgerError
 from oat.ledger import schema
-from oat.ledger.connection import Connection
 from oat.ledger.intents import Intent, Known, text_name, values_of
-from oat.ledger.rows import (
+from oat.ledger.schema import (
     ANSWER_COLUMNS,
     QUESTION_COLUMNS,
+    Connection,
     answer_of,
     cached_known,
     question_of,

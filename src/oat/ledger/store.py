@@ -14,7 +14,7 @@ from oat import blobs
 from oat.ledger import schema
 from oat.ledger.intents import AWAITED, Intent, Known, Quote, prompt_text, text_name
 from oat.ledger.reader import Reader
-from oat.ledger.rows import (
+from oat.ledger.schema import (
     ANSWER_COLUMNS,
     NEW_QUESTION_COLUMNS,
     answer_row,

@@ -24,7 +24,7 @@ from oat.ledger.store import Store
 _VERSION, _CHANGE = "version of ", "change "
 
 
-def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
+def load_versions(store: Store, versions: Mapping[str, str]) -> set[str]:
     """Record the versions of the oracles that will be asked. If an oracle has answered in another version
     before, also record this change and warn of it.
 

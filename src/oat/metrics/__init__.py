@@ -1,8 +1,7 @@
 """The list of all metrics, their units, and the collection of a step's numbers."""
 
 from oat.metrics.counterparts import why_unknown
-from oat.metrics.names import NAMES
+from oat.metrics.names import NAMES, listed, unit
 from oat.metrics.row import UNREPEATABLE, Metrics, repeatable
-from oat.metrics.units import listed, unit
 
 __all__ = ["NAMES", "UNREPEATABLE", "Metrics", "listed", "repeatable", "unit", "why_unknown"]

@@ -9,8 +9,7 @@ are those of its groups misc, train, actor and eval.
 from dataclasses import dataclass
 
 from oat.errors import did_you_mean
-from oat.metrics.names import NAMES
-from oat.metrics.units import listed
+from oat.metrics.names import NAMES, listed
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from oat.errors import ConfigError, did_you_mean
-from oat.metrics.names import NAMES
-from oat.metrics.units import listed
+from oat.metrics.names import NAMES, listed
 
 UNREPEATABLE = (
     "time/",

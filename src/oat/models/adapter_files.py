@@ -4,7 +4,7 @@ from typing import Any
 
 from oat.config.settings import LoraConfig
 from oat.errors import ModelError
-from oat.files import parse_json, seen
+from oat.files import absolute, parse_json
 from oat.models.beside import ADAPTER
 
 WEIGHTS = "adapter_model.safetensors"
@@ -45,7 +45,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
         ModelError: there is no adapter that can be read, or it is of a kind that this code does not compute.
     """
     try:
-        found = parse_json((seen(path) / ADAPTER).read_text(encoding="utf-8"))
+        found = parse_json((absolute(path) / ADAPTER).read_text(encoding="utf-8"))
         kind = found["peft_type"]
         if kind != "LORA":
             raise _other_kind(path, kind)

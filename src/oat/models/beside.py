@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from oat.errors import ModelError, TemplateError, warn
-from oat.files import located, parse_json, seen, start
-from oat.text.changed_texts import PROBES
-from oat.text.encoding import Encoder
+from oat.files import absolute, located, parse_json, start
+from oat.lazy import lazily
+
+if TYPE_CHECKING:
+    from oat.text import changed_texts, encoding
+else:
+    changed_texts, encoding = lazily("oat.text.changed_texts"), lazily("oat.text.encoding")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 ADAPTER = "adapter_config.json"
@@ -101,7 +105,7 @@ def say_left_over_adapter(path: str, adapter: str | None = None) -> None:
         path: a directory, or a hub model.
         adapter: the directory of the adapter that is used; None: none is.
     """
-    if adapter is not None and os.path.realpath(seen(adapter)) == os.path.realpath(seen(path)):
+    if adapter is not None and os.path.realpath(absolute(adapter)) == os.path.realpath(absolute(path)):
         return
     if has_left_over_adapter(path):
         warn(
@@ -114,7 +118,7 @@ def say_left_over_adapter(path: str, adapter: str | None = None) -> None:
 def pointer_in(path: str) -> str | None:
     """Return the name of a file in a directory that is a pointer of Git LFS in place of the weights, the
     tokenizer or the configuration; None: there is none."""
-    folder = seen(path)
+    folder = absolute(path)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if name.endswith((".safetensors", ".json")):
             with suppress(OSError), open(folder / name, "rb") as file:
@@ -153,7 +157,7 @@ def nowhere(path: str) -> str:
 
 def is_adapter_directory(path: str) -> bool:
     """Return True if a directory has an adapter and no weights of a whole model."""
-    folder = seen(path)
+    folder = absolute(path)
     return os.path.isfile(folder / ADAPTER) and not any(
         os.path.isfile(folder / name) for name in (*_READ, *_PICKLED)
     )
@@ -298,13 +302,13 @@ def other_ids(tokenizer: Any) -> list[tuple[str, list[int], list[int]]]:
     file = _find(tokenizer.name_or_path, "tokenizer.json")
     if file is None:
         return []
-    own, encoder = Tokenizer.from_file(str(file)), Encoder(tokenizer)
+    own, encoder = Tokenizer.from_file(str(file)), encoding.Encoder(tokenizer)
     own.no_truncation()
     own.no_padding()
     if getattr(own.model, "dropout", None):
         own.model.dropout = None
     found = []
-    for text in (*PROBES, "12345 + 7?"):
+    for text in (*changed_texts.PROBES, "12345 + 7?"):
         with suppress(TemplateError):  # who changes texts is named elsewhere
             ids = encoder.ids(text, adds=False, splits=False)[0]
             theirs = own.encode(text, add_special_tokens=False).ids
@@ -340,8 +344,8 @@ def say_unused_tensors(path: str, names: list[str], kind: str) -> None:
 
 def _find(path: str, name: str) -> Path | None:
     """Return a file of a directory, or of a hub model in the local cache; None: it is not there."""
-    if os.path.isdir(seen(path)):
-        file = seen(path) / name
+    if os.path.isdir(absolute(path)):
+        file = absolute(path) / name
         return file if os.path.isfile(file) else None  # also where a folder on the way cannot be read
     from huggingface_hub import try_to_load_from_cache  # here, since it imports an HTTP client
 

@@ -16,9 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oat.errors import ModelError
-from oat.models.attention import AttentionLayout, Packed
+from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
-from oat.models.packing import pack, pack_groups
 
 Layer = int | Literal["all"]
 """A layer whose hidden states are read: -1 is the last one, 1 the first one, "all" every one."""
@@ -36,6 +35,13 @@ class NoHead(torch.nn.Module):
         self.out_features = out_features
 
 
+class Counted(dict[str, int]):
+    """Numbers that follow from a model's files. Copies of a model share them."""
+
+    def __deepcopy__(self, memo: object) -> "Counted":
+        return self
+
+
 class CausalLM:
     """A module of transformers with the operations that engine and learner need.
 
@@ -48,6 +54,9 @@ class CausalLM:
         frozen: names of parameters that are not trained (`oat.models.frozen`).
         unknown: of an outline (`oat.models.outline`): why it does not tell whether the loaded model will be
             refused; empty if it tells.
+        counted: of an outline: numbers that were counted in it, by name. Its copies share them.
+        is_in_files: of an outline: True if a model on the CPU has its weights in pages of its files, until
+            they change.
     """
 
     def __init__(
@@ -59,6 +68,8 @@ class CausalLM:
         self.takes_layouts = takes_layouts
         self.frozen: frozenset[str] = frozenset()
         self.unknown = ""
+        self.counted = Counted()
+        self.is_in_files = False
 
     def base(self) -> "CausalLM":
         """Return the model without its adapter. Both use the same module, so there is no second copy of the
@@ -158,7 +169,7 @@ class CausalLM:
             inputs |= {"position_ids": positions}
         if layout is not None:
             inputs |= {"layout": layout, "attention_mask": NO_MASK.to(input_ids.device)}
-        with self.as_seen():
+        with self.without_adapter():
             if also is None or self.is_last(also):
                 return self.module.base_model(**inputs, use_cache=False).last_hidden_state
             found = self.module.base_model(**inputs, use_cache=False, output_hidden_states=True)
@@ -214,7 +225,7 @@ class CausalLM:
     def head(self, hidden: Tensor) -> Tensor:
         """Compute the logits of hidden states, (..., D) to (..., V), in the precision of the model or of
         autocast. V is `vocab_rows`."""
-        with self.as_seen():
+        with self.without_adapter():
             return self.module.get_output_embeddings()(hidden)
 
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
@@ -265,7 +276,7 @@ class CausalLM:
             ) from error
 
     @contextmanager
-    def as_seen(self) -> Iterator[None]:
+    def without_adapter(self) -> Iterator[None]:
         """If `is_base`, turn the adapter off within the body. Unlike PEFT's own switch, this method leaves
         every `requires_grad` as it is."""
         layers = (

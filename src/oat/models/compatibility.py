@@ -7,10 +7,9 @@ from safetensors import SafetensorError
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from oat.errors import ModelError
-from oat.models.attention import NAME, Packed
+from oat.models.attention import NAME, Packed, pack
 from oat.models.causal_lm import NO_MASK, CausalLM
 from oat.models.outline_errors import reason_of
-from oat.models.packing import pack
 
 LIBRARY_ERRORS = (
     OSError,

@@ -18,6 +18,7 @@ A short value is kept as it is. A long value is kept as its hash, with its numbe
 the section `weights`, `*` replaces the numbers in a name.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from oat.errors import OatWarning
-from oat.files import parse_json, seen
+from oat.files import absolute, parse_json
 from oat.models.adapter_files import WEIGHTS, described_adapter
 from oat.models.beside import is_adapter_directory
 from oat.models.loading import load_config, load_tokenizer
@@ -135,7 +136,12 @@ def adapter_identity(path: str) -> Identity:
 
 def readers() -> dict[str, str]:
     """Return the versions of the libraries that read configurations and tokenizers."""
-    return {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
+    return {name: _version(name) for name in ("transformers", "tokenizers")}
+
+
+@functools.cache
+def _version(name: str) -> str:
+    return importlib.metadata.version(name)
 
 
 def differences(
@@ -190,7 +196,7 @@ def hold_same(first: str, second: str) -> bool:
 
 def _all_of(path: str) -> list[Any]:
     tokenizer, ends = load_tokenizer(path), None
-    settings = seen(path) / "generation_config.json"
+    settings = absolute(path) / "generation_config.json"
     if settings.exists():
         ends = parse_json(settings.read_text(encoding="utf-8")).get("eos_token_id")
     return [model_identity(load_config(path)), tokenizer_identity(tokenizer), tokenizer.chat_template, ends]
@@ -245,7 +251,7 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 def _weight_files(path: str) -> list[Path]:
     """Return the safetensors files of a model on this machine, or the weights file of an adapter. An
     adapter's file is returned even if it is missing."""
-    return [seen(path) / WEIGHTS] if is_adapter_directory(path) else cached_files(path)
+    return [absolute(path) / WEIGHTS] if is_adapter_directory(path) else cached_files(path)
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int]]:

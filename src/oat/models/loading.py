@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import logging
 
 from oat.errors import ModelError, did_you_mean
-from oat.files import located, seen
+from oat.files import absolute, located
 from oat.models.beside import (
     locate,
     nowhere,
@@ -34,8 +34,7 @@ from oat.models.beside import (
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_head, give_layouts
 from oat.models.linear import use_fast_matmul
-from oat.models.sources import refuse_two_sources
-from oat.models.weight_files import are_equal, described
+from oat.models.weight_files import are_equal, described, refuse_two_sources
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NUMBERED = re.compile(r"\.\d+\.")
@@ -79,7 +78,7 @@ def load_lm(
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
-        if os.path.isdir(seen(path)):
+        if os.path.isdir(absolute(path)):
             described(path)
         module = module_from_files(
             located(path),
@@ -181,7 +180,7 @@ def _without_adapters() -> Iterator[None]:
 
 def _refusal(what: str, path: str, error: BaseException) -> ModelError:
     reason = " ".join(str(error).split())[:200]
-    if os.path.isdir(seen(path)):
+    if os.path.isdir(absolute(path)):
         files = "config.json and safetensors files" if what == "model" else "tokenizer.json"
         return ModelError(
             f"the directory {path} holds no {what} that can be read ({reason}); give one with {files}, as "
@@ -222,7 +221,7 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
     _remove_noise(config)
     say_left_over_adapter(path)
     with refusing("model", path):
-        if os.path.isdir(seen(path)):
+        if os.path.isdir(absolute(path)):
             described(path)
         attention = "sdpa" if getattr(mapping[type(config)], "_supports_sdpa", False) else "eager"
         module = module_from_files(

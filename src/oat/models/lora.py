@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from oat.config.settings import ModelConfig
 from oat.errors import ConfigError, ModelError, warn
-from oat.files import located, seen
+from oat.files import absolute, located
 from oat.models.adapter_files import WEIGHTS, described_adapter
 from oat.models.beside import say_left_over_adapter
 from oat.models.causal_lm import CausalLM, is_adapter
@@ -103,7 +103,11 @@ def load_model(
 def _say_other_base(adapter: str, path: str, field: str) -> None:
     """Warn if an adapter says that it was trained beside a model of another name."""
     base = described_adapter(adapter)[1]
-    if base and Path(base).name != Path(path).name and seen(adapter).resolve() != seen(path).resolve():
+    if (
+        base
+        and Path(base).name != Path(path).name
+        and absolute(adapter).resolve() != absolute(path).resolve()
+    ):
         warn(
             f"{field} is {adapter!r}, which says that it was trained beside {base}, and it is used beside "
             f"{path}; if that is another model, its answers are useless"
@@ -112,7 +116,7 @@ def _say_other_base(adapter: str, path: str, field: str) -> None:
 
 def _say_other_tokenizer(adapter: str, path: str, field: str) -> None:
     """Warn if an adapter's directory has a tokenizer that differs from the model's, which alone is used."""
-    if not any((seen(adapter) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+    if not any((absolute(adapter) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return
     try:
         ours, theirs = load_tokenizer(path), load_tokenizer(adapter)
@@ -137,13 +141,13 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
     """
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
-        held = load_file(seen(path) / WEIGHTS)
+        held = load_file(absolute(path) / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as PEFT "
             "writes them"
         ) from error
-    if (seen(path) / "adapter_model.bin").is_file():
+    if (absolute(path) / "adapter_model.bin").is_file():
         warn(f"{field} is {path!r}: it holds {WEIGHTS}, which is read, and adapter_model.bin, which is not")
     own = _of_model(lm, held)
     wrong = sorted(
@@ -235,7 +239,7 @@ def add_adapter(
                 f"model.lora.targets is {names!r}: {reason}; name linear layers of a {lm.model_type}"
             ) from error
     adapted = CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
-    adapted.unknown = lm.unknown
+    adapted.unknown, adapted.is_in_files = lm.unknown, lm.is_in_files
     return adapted
 
 

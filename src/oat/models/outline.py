@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from oat.errors import ModelError
-from oat.files import located, seen
+from oat.files import absolute, located
 from oat.models.attention import NAME
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_outlined_head
@@ -38,7 +38,7 @@ def outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
-        held = described(path) if os.path.isdir(seen(path)) else None
+        held = described(path) if os.path.isdir(absolute(path)) else None
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": attention}
         module, failed = None, ""
         if held is not None and importlib.util.find_spec("accelerate"):
@@ -57,6 +57,7 @@ def outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
         lm = CausalLM(module.eval(), takes_layouts=attention == "sdpa")
         check_outlined_head(lm, path)
         lm.unknown = lm.unknown or failed
+        lm.is_in_files = held is not None and {each.dtype for each in held.values()} == {DTYPES[dtype]}
         if lm.takes_layouts:
             with suppress(*LIBRARY_ERRORS):  # then a loaded model keeps its own attention too
                 module.set_attn_implementation(NAME)

@@ -20,7 +20,7 @@ from transformers import DebertaV2Config, DebertaV2Model
 from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError
-from oat.files import seen
+from oat.files import absolute
 from oat.models.beside import say_left_over_adapter, say_unused_tensors
 from oat.models.loading import load_config, load_tokenizer
 from oat.models.weight_files import described
@@ -143,10 +143,10 @@ class PairRMModel:
 
     def _tensors(self) -> dict[str, Tensor]:
         name, found = "model.safetensors", None
-        if seen(self.path).is_dir():
-            if (seen(self.path) / f"{name}.index.json").exists() or (seen(self.path) / name).exists():
+        if absolute(self.path).is_dir():
+            if (absolute(self.path) / f"{name}.index.json").exists() or (absolute(self.path) / name).exists():
                 described(self.path)
-            found = str(seen(self.path) / name) if (seen(self.path) / name).exists() else None
+            found = str(absolute(self.path) / name) if (absolute(self.path) / name).exists() else None
         else:
             found = cached_file(
                 self.path,

@@ -41,11 +41,11 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError, warn
-from oat.files import seen
+from oat.files import absolute
 from oat.models.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
 from oat.models.loading import load_config, load_module, load_tokenizer
+from oat.text.chat_template import reads_date
 from oat.text.renderer import Renderer
-from oat.text.templates import reads_date
 from oat.text.vocabulary import check_vocabulary
 from oat.types import Message
 
@@ -367,7 +367,7 @@ def hash_of_files(path: str) -> str:
     Raises:
         ModelError: the files of a hub model are neither in the local cache nor on the hub.
     """
-    if not seen(path).is_dir():
+    if not absolute(path).is_dir():
         try:
             found = cached_file(
                 path,
@@ -384,7 +384,7 @@ def hash_of_files(path: str) -> str:
             )
         return Path(found).parent.name[:16]
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted({file for pattern in _FILES for file in seen(path).glob(pattern)}):
+    for file in sorted({file for pattern in _FILES for file in absolute(path).glob(pattern)}):
         digest.update(file.name.encode() + b"\0")
         with file.open("rb") as stream:
             while chunk := stream.read(_CHUNK):

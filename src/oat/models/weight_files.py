@@ -1,19 +1,35 @@
 """Safetensors files: which of them a model has, and their headers, which say the names and the shapes of the
-tensors."""
+tensors.
+
+Which tensor of a model's files fills which tensor of the module.
+
+Transformers renames tensors of files: it adds or removes the prefix of the backbone, brings old names up to
+date, and puts the experts of a layer together. So two tensors of different names may fill the same place, and
+transformers then takes one of them without a word. Here they are found by transformers' own rules.
+"""
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from oat.errors import ModelError, warn
-from oat.files import parse_json, seen
+from oat.files import absolute, parse_json
 from oat.models.beside import ADAPTER
-from oat.models.ensemble_files import WEIGHTS as ENSEMBLE_WEIGHTS
+from oat.models.ensemble import WEIGHTS as ENSEMBLE_WEIGHTS
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of numbers by their names in safetensors. Weights of other types are quantised."""
@@ -42,7 +58,7 @@ def described(path: str) -> dict[str, Tensor]:
         ModelError: there are no such files, or one of them is damaged; it is not clear which files are meant;
             or weights are quantised.
     """
-    folder = seen(path)
+    folder = absolute(path)
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     file = single
@@ -165,7 +181,7 @@ def cached_files(path: str) -> list[Path]:
     are none, or one of several is missing, return an empty list."""
 
     def find(name: str) -> Path | None:
-        found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)
+        found = absolute(path) / name if absolute(path).is_dir() else try_to_load_from_cache(path, name)
         return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
 
     single = find("model.safetensors")
@@ -201,3 +217,79 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         key: torch.empty(tensor["shape"], dtype=_DTYPES.get(tensor["dtype"], torch.uint8), device="meta")
         for key, tensor in header.items()
     }
+
+
+class Source(NamedTuple):
+    """A tensor of the files that fills a tensor of the module, alone or as one piece of it.
+
+    Attributes:
+        name: its name in the files.
+        converter: number of the rule that puts it together with others; -1: it fills the place alone.
+        piece: which piece of the place it is; empty for the whole.
+    """
+
+    name: str
+    converter: int
+    piece: str
+
+
+def refuse_two_sources(module: Any, path: str) -> None:
+    """Refuse files in which two tensors of different values fill the same tensor of a module.
+
+    Args:
+        module: the module that was made from the files; it may be without values.
+        path: a directory, or a hub model in the local cache.
+
+    Raises:
+        ModelError: there are such tensors.
+    """
+    places: dict[str, list[Source]] = {}
+    for place, source in _sources(module, tensors_of(cached_files(path))):
+        places.setdefault(place, []).append(source)
+    wrong = [
+        (place, pair) for place, found in places.items() for pair in _rivals(found) if not _agree(path, *pair)
+    ]
+    if wrong:
+        place, (one, other) = wrong[0]
+        raise ModelError(
+            f"the files of {path} have two tensors for `{place}`, `{one.name}` and `{other.name}`, which "
+            f"differ, and so for {len({place for place, _ in wrong})} tensors of the model: nobody can tell "
+            "which are meant; remove those that do not belong to it"
+        )
+
+
+def _sources(module: Any, names: Iterable[str]) -> Iterator[tuple[str, Source]]:
+    """Yield the name of a tensor of the module, and a tensor of the files that fills it."""
+    rules = get_model_conversion_mapping(module)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    number_of = {
+        pattern: number for number, rule in enumerate(converters) for pattern in rule.source_patterns
+    }
+    own, prefix = module.state_dict(), module.base_model_prefix
+    for name in sorted(names, key=dot_natural_key):  # some rules depend on the order
+        place, pattern = rename_source_key(name, renamings, converters, prefix, own)
+        if place not in own and name in own:
+            place, pattern = rename_source_key(name, [], [], prefix, own)
+        if place not in own:
+            continue
+        if pattern is None:
+            yield place, Source(name, -1, "")
+            continue
+        rule = converters[number_of[pattern]]
+        piece = rename_source_key(name, renamings, [])[0].removeprefix(f"{prefix}.")
+        first, *others = rule.target_patterns
+        for other in {place, *(place.replace(first, other) for other in others)}:
+            yield other, Source(name, number_of[pattern], piece)
+
+
+def _rivals(sources: list[Source]) -> Iterator[tuple[Source, Source]]:
+    """Yield pairs of sources of one place of which only one can be used."""
+    for number, one in enumerate(sources):
+        for other in sources[:number]:
+            if one.converter != other.converter or one.piece == other.piece:
+                yield other, one
+
+
+def _agree(path: str, one: Source, other: Source) -> bool:
+    return one.converter == other.converter and are_equal(path, one.name, other.name)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TextIO
 
 from oat.errors import ConfigError
-from oat.files import Standing, is_utf8
+from oat.files import DirectoryGuard, is_utf8
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
-from oat.rundir.holder import named_holder, sign, unsign
-from oat.rundir.mark import EARLY, MARK, is_own, mark, refuse_foreign, remove_own
+from oat.rundir.mark import EARLY, MARK, is_own, mark, named_holder, refuse_foreign, remove_own, sign, unsign
 
 _WRITTEN = (
     "lock",
@@ -102,7 +101,7 @@ def unclaim(directory: Path) -> None:
             (directory / name).unlink()
 
 
-class Hold(Standing):
+class Hold(DirectoryGuard):
     """The lock of a directory, which this process holds."""
 
     def __init__(self, file: TextIO):
@@ -134,8 +133,8 @@ def locked(directory: Path) -> Iterator[Hold]:
     the lock ends with it. Children of the process do not keep the lock.
 
     Yields:
-        The `Standing` of the lock file, which may be signed. It tells whether the directory was moved or
-        replaced: while the lock file is open, no other file gets its inode.
+        The `DirectoryGuard` of the lock file, which may be signed. It tells whether the directory was moved
+        or replaced: while the lock file is open, no other file gets its inode.
 
     Raises:
         ConfigError: another process holds the lock, or the lock file cannot be opened.

@@ -1,5 +1,5 @@
 """Functions that make a fork: a new run that begins with a checkpoint of another run. Some settings of a fork
-may differ from those of the other run (`FORKS` in `resolve/fixed.py`).
+may differ from those of the other run (`may_change` in `config/fields.py`).
 
 The fork's directory gets the checkpoint, the ledger as it was at the checkpoint, and the rows of metrics and
 samples until then. The other run is only read. `fork.json` is written first and records where the fork
@@ -17,17 +17,17 @@ from pathlib import Path
 from oat.assemble.fingerprints import GIVEN, recorded
 from oat.config.stored import load_stored
 from oat.errors import ConfigError
-from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
+from oat.files import absolute, parse_json, read_only_address, sync_to_disk, write_atomically
 from oat.ledger import versions
+from oat.ledger.outstanding import close_unanswered
 from oat.ledger.reader import Reader
-from oat.ledger.settling import close_unanswered
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
 from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import MARK, is_begun, is_own, is_run, remove_own
-from oat.rundir.origin import FORK_FILE, Origin, first_seed, origin_of, read_origin, told_of_fork
+from oat.rundir.provenance import FORK_FILE, Origin, first_seed, origin_of, read_origin, told_of_fork
 from oat.rundir.rows import content_of
 from oat.tracking.files import STREAMS
 
@@ -68,7 +68,7 @@ def find_origin(source: str, directory: Path) -> Origin:
     name, at, step = source.rpartition("@")
     if not (at and step.isdigit()):
         name, step = source, ""
-    run, before = seen(name), read_origin(directory)
+    run, before = absolute(name), read_origin(directory)
     begun = (
         before
         if before is not None and before.run == run.resolve() and step in ("", str(before.step))

@@ -21,7 +21,7 @@ from oat.config.settings import DEFAULT_PARTS, Config
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, DataError, OatError, is_signal
-from oat.files import remove, saying_what_is_free, seen
+from oat.files import absolute, remove, saying_what_is_free
 from oat.models.frozen import EVERY, frozen_in
 from oat.models.identity import hold_same
 from oat.opening.directory import claim
@@ -131,7 +131,7 @@ class Given:
                 directory has files and no run.
             DataError: a record cannot be written, or is refused.
         """
-        directory = seen(self._run_dir)
+        directory = absolute(self._run_dir)
         if self._files:
             claim(directory)
         has_run = is_begun(directory)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from oat.config.settings import Config
-from oat.errors import LedgerError, many
+from oat.errors import LedgerError, plural
 from oat.learner.replay_buffer import oldest_needed
 from oat.ledger.reader import Reader
 from oat.ledger.trajectory_files import TrajectoryFiles
@@ -46,7 +46,7 @@ def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = N
         lost = store.lost(since, math.inf if step is None else step)
     if lost:
         raise LedgerError(
-            f"{files.directory}: the trajectories of {many(len(lost), 'round')} are missing there, and "
+            f"{files.directory}: the trajectories of {plural(len(lost), 'round')} are missing there, and "
             f"the run still reads them (the first is the file {str(lost[0])[:80]}). Put back the folder that "
             "the run wrote, beside its ledger.sqlite; or begin anew in another run_dir"
         )

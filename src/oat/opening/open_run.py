@@ -19,14 +19,14 @@ from oat.assemble.fingerprints import (
 )
 from oat.assemble.late_checks import check_with_inputs
 from oat.assemble.run import build
-from oat.assemble.run_directory import Home
+from oat.assemble.run_directory import RunDirectory
 from oat.assemble.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.config.stored import load_stored, with_given, write_stored
+from oat.config.stored import with_given, write_stored
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, LearnerLostError, warn
-from oat.files import seen, seen_from
+from oat.files import absolute, seen_from
 from oat.forecast.estimate import lengths_of
-from oat.forecast.highest_cost import dearest_question, refuse_small_budget
+from oat.forecast.highest_cost import highest_price, refuse_small_budget
 from oat.forecast.memory import refuse_short_cache, refuse_too_large
 from oat.learner.limits import without_memory
 from oat.ledger.versions import changed_since
@@ -35,18 +35,16 @@ from oat.models.loading import load_tokenizer
 from oat.opening.directory import hindrances, locked, make_directory, unclaim, unmake
 from oat.opening.fork import begin_fork, copy_state, find_origin, verify_origin
 from oat.opening.needed_trajectories import refuse_lost_trajectories
-from oat.resolve.fixed import as_stored, with_chosen
-from oat.resolve.resolve import resolve
+from oat.resolve.fixed import as_stored, resolve_stored, with_chosen
+from oat.resolve.oracles import shows_groups
 from oat.resolve.resolved import Resolved
-from oat.resolve.whole_groups import shows_groups
 from oat.rundir.checkpoint_files import saved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
-from oat.rundir.origin import Origin, origin_of
-from oat.rundir.provenance import entries
-from oat.runtime.crew import Life
-from oat.text.templates import reads_date
+from oat.rundir.provenance import Origin, entries, origin_of
+from oat.runtime.crew import RestartState
+from oat.text.chat_template import reads_date
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ def open_run(
     source: str | None = None,
     accept_changed: Collection[str] = (),
     interruption: Interruption | None = None,
-    life: Life | None = None,
+    life: RestartState | None = None,
 ) -> Iterator[Run]:
     """Open the run of a configuration: the run that its directory has, or else a new one. Until the context
     ends, the directory is locked for this process.
@@ -88,11 +86,11 @@ def open_run(
             "--accept-changed"
         )
     with seen_from():
-        directory = seen(resolved.config.run_dir)
+        directory = absolute(resolved.config.run_dir)
         refuse_foreign(directory)
         made, is_new = make_directory(directory), not (directory / "lock").exists()
         with locked(directory) as standing, _noting_saved(directory):
-            home = Home(directory, standing, interruption or Interruption(), life)
+            home = RunDirectory(directory, standing, interruption or Interruption(), life)
             try:
                 with home.interruption.at_once():
                     refuse_foreign(directory)  # another program may have written since
@@ -141,7 +139,7 @@ def opened_again(
     life = None
     while True:
         resolved = make()
-        life = life or Life(resolved.config.compute.max_restarts)
+        life = life or RestartState(resolved.config.compute.max_restarts)
         try:
             with open_run(resolved, source, accept_changed, interruption, life) as run:
                 return work(run)
@@ -160,7 +158,7 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
     Raises:
         ConfigError, CheckpointError, LedgerError: see `open_run`.
     """
-    directory = seen(resolved.config.run_dir)
+    directory = absolute(resolved.config.run_dir)
     refuse_foreign(directory)
     made, lock = make_directory(directory), directory / "lock"
     is_new = not lock.exists()
@@ -201,12 +199,12 @@ def refuse_changes(
         DataError: the prompts have changed.
         ConfigError: a reward file, or a reward model, has changed, and the change is not accepted.
     """
-    with resolved.blame("prompts.path"):
+    with resolved.error_context("prompts.path"):
         run_inputs.prompts.refuse_others((run_inputs.known or {}).get("prompts", []))
     warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
     if "reward" not in accept_changed:
         changed = changed_since(ledger, versions_of(run_inputs.known, run_inputs.roles), step)
-        refuse_changed_oracles(run_inputs.known, run_inputs.roles, changed, resolved.blame)
+        refuse_changed_oracles(run_inputs.known, run_inputs.roles, changed, resolved.error_context)
 
 
 @contextmanager
@@ -228,7 +226,12 @@ def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
 
 
 def _open(
-    resolved: Resolved, home: Home, source: str | None, accept_changed: Collection[str], *, is_earlier: bool
+    resolved: Resolved,
+    home: RunDirectory,
+    source: str | None,
+    accept_changed: Collection[str],
+    *,
+    is_earlier: bool,
 ) -> Run:
     directory, file = home.directory, home.directory / "config.yaml"
     resolved.refuse_missing_sinks()
@@ -265,7 +268,7 @@ def _open(
         refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=file.exists())
         refuse_too_large(resolved, lengths, run_inputs.outline)
         refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
-        dearest = dearest_question(resolved, run_inputs) if resolved.budgets["train"].is_limited else None
+        dearest = highest_price(resolved, run_inputs) if resolved.budgets["train"].is_limited else None
         if dearest is not None:
             refuse_small_budget(resolved, dearest, is_begun=file.exists())
         check_with_inputs(resolved, run_inputs, dearest, is_begun=file.exists() or origin is not None)
@@ -295,7 +298,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
         if file.exists() or origin is not None:
             file = file if origin is None else origin.run / "config.yaml"
             refuse_removed(file.parent)
-            stored = resolve(load_stored(file)[0], {})
+            stored = resolve_stored(file, resolved)
             resolved = as_stored(resolved, stored, file, is_fork=origin is not None)
         elif names := hindrances(directory):
             raise in_the_way(directory, names)
@@ -316,7 +319,7 @@ def _refuse_mistakes(resolved: Resolved) -> None:
 
 def _chosen(resolved: Resolved) -> Resolved:
     """Return the configuration with the defaults of new runs in two fields that are open. Where a run's own
-    configuration lacks them, an earlier version began the run (`EARLIER`). `oracle.whole_groups` is open
+    configuration lacks them, an earlier version began the run (`Said.earlier`). `oracle.whole_groups` is open
     if no reward function reads it."""
     render, oracle = resolved.config.render, resolved.config.oracle
     if render.special_tokens is None:
@@ -334,9 +337,9 @@ def _dated(resolved: Resolved) -> Resolved:
     config = resolved.config
     if config.render.template is None or config.render.date is not None:
         return resolved
-    with resolved.blame("model.path"):
+    with resolved.error_context("model.path"):
         tokenizer = load_tokenizer(config.model.path)
-    with resolved.blame("render.template"):
+    with resolved.error_context("render.template"):
         is_dated = reads_date(config.render.template, tokenizer)
     if not is_dated:
         return resolved

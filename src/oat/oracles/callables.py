@@ -10,12 +10,28 @@ Departures from TRL:
 5. A function with the attribute `gives_steps` may return rewards of steps in place of a number.
 6. A function sees all responses of a group in one call, but in no call two groups with the same prompt, nor
    groups of several rounds. A function with the attribute `reads_group = False` gets no equal response twice.
+
+The arguments with which a user's function is called: texts or messages, and the columns of the data.
+
+Reward functions of LightRFT and OpenRLHF, unmodified: `reward_func(queries, prompts)` and
+`reward_func(queries, prompts, labels)`.
+
+A function is called in this way if its first two parameters have these names. It gets texts only. A query is
+the prompt followed by the response: `query[len(prompt):]` is the response.
+
+Departures from both:
+1. A prompt is the text of the data, not the output of the chat template, so it has no tokens of a template.
+   If there are several messages, it is their contents, with a line break after each message.
+2. A label is the record's column `labels`, or else `label`, or else the reference.
+3. If the function returns a dictionary, its `rewards` are the values. Its `scores` and `extra_logs` are
+   ignored.
 """
 
 import functools
 import inspect
 import math
 import numbers
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -25,13 +41,54 @@ from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
 from oat.oracles.base import Oracle
-from oat.oracles.call_arguments import columns_of, completion_of, in_shapes, is_of_shapes, is_plain
 from oat.oracles.contract import in_words
 from oat.oracles.steps import UNITS, plain_steps, sum_of
 from oat.oracles.whole_groups import STATE, TrainerState, attribute, calls_of, declared, round_of
 from oat.plugins.calls import awaited, guarded
 from oat.types import Answer, Kind, Mark, Question, Steps, StepUnit
 from oat.types.part import RunFacts
+
+_OF_SHAPES = re.compile(r"raised (TypeError|AttributeError): .*\b(str|string|list|dict)\b", re.DOTALL)
+
+
+def is_plain(question: Question) -> bool:
+    """Return True if the function gets prompt and responses as strings; False if as lists of messages."""
+    return not question.is_chat and len(question.messages) == 1 and question.messages[0].role == "user"
+
+
+def completion_of(question: Question, text: str) -> str | list[dict[str, str]]:
+    """Return a response as the function gets it."""
+    return text if is_plain(question) else [{"role": "assistant", "content": text}]
+
+
+def columns_of(asked: Sequence[Question]) -> dict[str, list[Any]]:
+    """Return the columns of the data, and the references, with one value for each entry of a call."""
+    names = dict.fromkeys(name for question in asked for name in question.columns)
+    columns = {name: [question.columns.get(name) for question in asked] for name in names}
+    if any(question.reference is not None for question in asked):
+        columns["reference"] = [question.reference for question in asked]
+    return columns
+
+
+def is_of_shapes(failure: str) -> bool:
+    """Return True if a failure, such as "raised TypeError: string indices must be integers", may be that of a
+    function that takes strings for lists of messages, or the other way round."""
+    return _OF_SHAPES.match(failure) is not None
+
+
+def in_shapes(names: Sequence[str], asked: Sequence[Question]) -> str:
+    """Say whether arguments of a call were strings or lists of messages, and why.
+
+    Args:
+        names: the names of these arguments.
+        asked: the question of each entry of the call.
+    """
+    plain = "strings, as prompts are texts in the data"
+    listed = 'lists of messages ({"role": ..., "content": ...}), as prompts are messages in the data'
+    kinds = {is_plain(question) for question in asked}
+    found = [words for words, kind in ((plain, True), (listed, False)) if kind in kinds]
+    return f"its {', '.join(names[:-1])} and {names[-1]} were {', and '.join(found)}"
+
 
 _Value = float | Steps | None
 """What a function gives for an entry: a number, the rewards of the response's steps, or no answer."""
@@ -476,3 +533,49 @@ def _about(asked: Sequence[Question]) -> str:
     found = list({str(question.key): question for question in asked}.values())
     first = in_words(found[0]) if found else "no question"
     return f"of {first}" if len(found) == 1 else f"of {len(found)} questions, the first of which is {first}"
+
+
+class QueryReward(CallableOracle):
+    """An oracle of scores that calls `reward_func(queries, prompts, ...)`.
+
+    The function may return a tensor, an array or a list, with one number for each query. A number may also be
+    a tensor of one element. All else is as in `CallableOracle`.
+    """
+
+    given = ("queries", "prompts", "labels", STATE)
+
+    def _beside(self, columns: Collection[str]) -> Collection[str]:
+        """Return the names of the arguments other than columns: `queries`, `prompts`, and `labels` if the
+        data have a label or a reference."""
+        return [
+            name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
+        ]
+
+    def _values(self, questions: Sequence[Question]) -> list[float | Steps | None]:
+        asked = [(question, text) for question in questions for text in question.candidates]
+        prompts = [self._prompt(question) for question, _ in asked]
+        offered = {
+            "prompts": prompts,
+            "queries": [prompt + text for prompt, (_, text) in zip(prompts, asked, strict=True)],
+        }
+        return self._call(
+            [question for question, _ in asked],
+            {**offered, "labels": [_label(question) for question, _ in asked]},
+        )
+
+    def _prompt(self, question: Question) -> str:
+        contents = [message.content for message in question.messages]
+        return contents[0] if len(contents) == 1 else "".join(f"{content}\n" for content in contents)
+
+    def _unwrapped(self, returned: Any) -> Any:
+        return returned["rewards"] if isinstance(returned, Mapping) and "rewards" in returned else returned
+
+    def _number(self, value: Any, where: Callable[[], str]) -> float | None:
+        return super()._number(
+            value[0] if getattr(value, "ndim", 0) == 1 and len(value) == 1 else value, where
+        )
+
+
+def _label(question: Question) -> Any:
+    found = (question.columns.get("labels"), question.columns.get("label"), question.reference)
+    return next((label for label in found if label is not None), None)

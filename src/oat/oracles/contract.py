@@ -18,7 +18,7 @@ from oat.errors import OracleError, shortened, shown
 from oat.oracles.steps import UNITS, is_sum, lengths, plain_steps, sum_of
 from oat.plugins.calls import guarded
 from oat.types import Answer, Key, Kind, Mark, Price, Question, Steps, StepUnit
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
 """The marks that an oracle may give. "unpaid" is missing, because an unpaid question is never asked."""

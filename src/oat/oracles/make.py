@@ -9,12 +9,10 @@ from typing import Any
 from oat.errors import ConfigError, did_you_mean
 from oat.files import start
 from oat.oracles.base import Oracle
-from oat.oracles.callables import CallableComparison, CallableOracle
-from oat.oracles.queries import QueryReward
+from oat.oracles.callables import CallableComparison, CallableOracle, QueryReward
 from oat.oracles.users import UsersOracle
 from oat.plugins.calls import bare, guarded
-from oat.plugins.keywords import keywords
-from oat.plugins.loading import shown_name
+from oat.plugins.loading import keywords, shown_name
 from oat.plugins.registry import ORACLES
 
 

@@ -20,17 +20,23 @@ Departure: both orders are asked, and the answer is the mean of the two probabil
 Not handled: conversations of several messages, because the format has one text.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from oat.errors import ConfigError, OracleError
-from oat.models.identity import model_identity, tokenizer_identity, weights_identity
-from oat.models.pairrm import CANDIDATE_TOKENS, COMPARING, SOURCE_TOKENS, PairRMModel
-from oat.models.scoring import batches, hash_of_files
+from oat.lazy import lazily
 from oat.oracles.local import LocalOracle, Values
 from oat.types import Kind, Question
+
+if TYPE_CHECKING:
+    import torch
+
+    from oat.models import identity, pairrm, scoring
+else:
+    torch = lazily("torch")
+    identity, pairrm, scoring = (lazily(f"oat.models.{name}") for name in ("identity", "pairrm", "scoring"))
 
 
 class PairRM(LocalOracle):
@@ -42,9 +48,10 @@ class PairRM(LocalOracle):
         path: a directory, or `org/name`, in the layout of `llm-blender/PairRM-hf`.
         dtype: "float32", or "bfloat16" for half the memory; the head is always float32.
         batch_tokens: largest number of tokens in a forward pass, padding included.
-        source_tokens: largest number of tokens of the prompt, its three special tokens included.
+        source_tokens: largest number of tokens of the prompt, its three special tokens included. None: 1224,
+            as PairRM was trained.
         candidate_tokens: largest number of tokens of each response if the prompt has `source_tokens`. A
-            shorter prompt leaves more tokens to the responses.
+            shorter prompt leaves more tokens to the responses. None: 412, as PairRM was trained.
         device: where the model computes; by default the device of `compute.profile`.
 
     Raises:
@@ -59,8 +66,8 @@ class PairRM(LocalOracle):
         path: str = "llm-blender/PairRM-hf",
         dtype: str = "float32",
         batch_tokens: int = 16384,
-        source_tokens: int = SOURCE_TOKENS,
-        candidate_tokens: int = CANDIDATE_TOKENS,
+        source_tokens: int | None = None,
+        candidate_tokens: int | None = None,
         device: str = "cpu",
     ):
         super().__init__("pairrm")
@@ -69,17 +76,19 @@ class PairRM(LocalOracle):
             "source_tokens": source_tokens,
             "candidate_tokens": candidate_tokens,
         }.items():
-            if not isinstance(value, int) or value < 4:
+            if (value is not None or option == "batch_tokens") and (not isinstance(value, int) or value < 4):
                 raise ConfigError(f"{option} is {value!r}; give a whole number, at least 4")
-        self.model = PairRMModel(path, dtype, device)
+        source_tokens = source_tokens or pairrm.SOURCE_TOKENS
+        candidate_tokens = candidate_tokens or pairrm.CANDIDATE_TOKENS
+        self.model = pairrm.PairRMModel(path, dtype, device)
         self.path = path
         self.batch_tokens = batch_tokens
         self.source_tokens, self.candidate_tokens = source_tokens, candidate_tokens
-        self.version = f"{hash_of_files(path)}/{dtype}/{source_tokens}/{candidate_tokens}"
+        self.version = f"{scoring.hash_of_files(path)}/{dtype}/{source_tokens}/{candidate_tokens}"
         self.made_of = {
-            **model_identity(self.model.config),
-            **tokenizer_identity(self.model.tokenizer),
-            **weights_identity(path),
+            **identity.model_identity(self.model.config),
+            **identity.tokenizer_identity(self.model.tokenizer),
+            **identity.weights_identity(path),
             "options": {
                 "dtype": dtype,
                 "source_tokens": source_tokens,
@@ -114,7 +123,7 @@ class PairRM(LocalOracle):
             source, (first, second) = question.messages[0].content, question.candidates
             rows += [self.encode(source, first, second), self.encode(source, second, first)]
         logits = torch.zeros(len(rows))
-        for batch in batches([len(row) for row in rows], self.batch_tokens):
+        for batch in scoring.batches([len(row) for row in rows], self.batch_tokens):
             logits[batch] = self._logits([rows[number] for number in batch])
         if not logits.isfinite().all():
             raise OracleError(
@@ -123,10 +132,10 @@ class PairRM(LocalOracle):
         found = ((logits[0::2].sigmoid() + (-logits[1::2]).sigmoid()) / 2).tolist()
         return [[value] for value in found]
 
-    @torch.no_grad()
-    def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the log-odds that the first candidate of each row wins: (N,), float32, on the CPU."""
-        source, first, second = self.model.marked(rows, COMPARING)
-        head = self.model.modules[1]
-        difference = head(torch.cat([source, first], -1)) - head(torch.cat([source, second], -1))
-        return difference.mean(-1).cpu()
+        with torch.no_grad():
+            source, first, second = self.model.marked(rows, pairrm.COMPARING)
+            head = self.model.modules[1]
+            difference = head(torch.cat([source, first], -1)) - head(torch.cat([source, second], -1))
+            return difference.mean(-1).cpu()

@@ -2,11 +2,17 @@
 this process."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from oat.errors import ConfigError, OracleError, TemplateError
-from oat.models.scoring import Scorer
+from oat.lazy import lazily
 from oat.oracles.local import LocalOracle, Values
 from oat.types import Question
+
+if TYPE_CHECKING:
+    from oat.models import scoring
+else:
+    scoring = lazily("oat.models.scoring")
 
 
 class RewardModelOracle(LocalOracle):
@@ -54,7 +60,7 @@ class RewardModelOracle(LocalOracle):
             raise ConfigError(f"label is {label!r}; give the number of a label")
         if overflow not in ("abstain", "refuse"):
             raise ConfigError(f"overflow is {overflow!r}; give abstain or refuse")
-        self.scorer = Scorer(
+        self.scorer = scoring.Scorer(
             path, dtype=dtype, device=device, label=label, batch_tokens=batch_tokens, max_tokens=max_tokens
         )
         self.overflow = overflow

@@ -1,11 +1,15 @@
 """Loads users' code by name: `path/to/file.py:Name`, `package.module:Name`, or `python:Name` for an object
-that a Python program passed to `oat.Trainer`."""
+that a Python program passed to `oat.Trainer`.
+
+The options that users' classes and functions take.
+"""
 
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -13,8 +17,21 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.calls import bare, guarded, is_installed, last_place
+
+
+def keywords(found: Callable[..., Any]) -> set[str] | None:
+    """Return the names of the keywords that a function, or a class's constructor, takes. Return None if it
+    takes any keyword (`**kwargs`), or has no signature that can be read."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # some built-in classes have no signature
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
 
 given: dict[str, Any] = {}
 """The objects that `python:Name` names, by `Name`."""
@@ -197,7 +214,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 def _load_file(path: Path, spec: str) -> ModuleType:
-    file = seen(path).resolve()
+    file = absolute(path).resolve()
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -212,7 +229,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     unique = f"{_PREFIX}{path.stem}_{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
-    found = importlib.util.spec_from_file_location(unique, loader=_SourceLoader(unique, str(seen(path))))
+    found = importlib.util.spec_from_file_location(unique, loader=_SourceLoader(unique, str(absolute(path))))
     assert found is not None, path
     assert found.loader is not None, path
     module = sys.modules[unique] = importlib.util.module_from_spec(found)

@@ -109,7 +109,7 @@ ALGORITHMS = Registry(
 EXPLORERS = Registry(
     "there is no explorer {name!r}; {nearest}",
     {
-        "none": "oat.explore.none:NoExploration",
+        "none": "oat.explore.base:NoExploration",
         "ensemble": "oat.explore.ensemble:EnsembleExplorer",
         "apl": "oat.explore.apl:APL",
     },

@@ -17,6 +17,7 @@ without it. With permuted rewards, a free policy would drift at random to one of
 accuracy of the controls would change.
 """
 
+import argparse
 import importlib.util
 import os
 import re
@@ -58,6 +59,17 @@ _PLACES = {
     "*/metrics.jsonl": "the runs' numbers, one line a step",
     "*.log": "the runs' output",
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="quickstart", metavar="DIR")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the data, the start model and the runs"
+    )
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    return quickstart(Path(arguments.out), arguments.seed)
 
 
 def quickstart(out: Path, seed: int = SEED) -> int:

@@ -32,7 +32,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from oat.errors import ConfigError, LedgerError, many, printable, warn
+from oat.errors import ConfigError, LedgerError, plural, printable, warn
 from oat.files import appearing, refuse_known, saying_what_is_free
 from oat.ledger.audit import UNREADABLE, contradictions
 from oat.ledger.intents import Intent, Known, values_of
@@ -41,7 +41,7 @@ from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
 from oat.rundir.reading import LoadedRun
 from oat.types import ENSEMBLE, Answer, Group
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 DatasetLayout = Literal["preference", "scored"]
 
@@ -153,7 +153,7 @@ def left_by_kills(run_dir: Path) -> str | None:
     if not left.paths:
         return None
     return (
-        f"{many(len(left.paths), 'file')} of trajectories ({left.bytes:,} bytes) belong to no round, the "
+        f"{plural(len(left.paths), 'file')} of trajectories ({left.bytes:,} bytes) belong to no round, the "
         f"first is {left.paths[0]}; a run is writing them, or a kill has left them and the next `oat train` "
         "removes them"
     )

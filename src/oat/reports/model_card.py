@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from oat.config.yaml_text import tree_to_yaml
-from oat.files import seen
+from oat.files import absolute
 from oat.ledger.reader import Reader
 from oat.reports.accounts import accounts
-from oat.resolve.about import About
+from oat.resolve.about import RunSummary
 from oat.rundir.provenance import is_secret, versions
 from oat.rundir.rows import read_metrics
 from oat.types import UNASKED
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHOWN = (
@@ -100,7 +100,7 @@ _WORDS = {
 the hub, and code that loads it."""
 
 
-def model_card(run_dir: Path, about: About, step: int, out: Path, *, what: str) -> str:
+def model_card(run_dir: Path, about: RunSummary, step: int, out: Path, *, what: str) -> str:
     """Return the text of README.md for an exported model.
 
     Absolute paths are cut to their last part, so the card does not show the directories of this machine.
@@ -121,7 +121,7 @@ def model_card(run_dir: Path, about: About, step: int, out: Path, *, what: str) 
         "pipeline_tag": task,
         "tags": ["oat", algorithm],
     }
-    is_of_hub = _HUB_ID.fullmatch(start) is not None and not seen(start).exists()
+    is_of_hub = _HUB_ID.fullmatch(start) is not None and not absolute(start).exists()
     if is_adapter and not is_of_hub:
         load = _LOAD_ADAPTER_OF_FOLDER
     if is_of_hub:

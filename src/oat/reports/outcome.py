@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from oat.algorithms.base import Objective
 from oat.control.silence import CAUSES, MISSING, why
 from oat.errors import warn
-from oat.files import seen
+from oat.files import absolute
 from oat.loop import Run
 from oat.reports.progress import way_on
-from oat.resolve.about import About
-from oat.rundir.origin import begins_after
+from oat.resolve.about import RunSummary
+from oat.rundir.provenance import begins_after
 from oat.rundir.rows import sound_rows
 
 FIRST_STEPS = 2
@@ -32,7 +32,7 @@ MOSTLY_CUT = 0.5
 CUT = "response/truncated_frac"
 
 Rows = Sequence[Mapping[str, float]]
-Words = Callable[[Rows, About], str]
+Words = Callable[[Rows, RunSummary], str]
 """A function that returns a cause in words, as the lines of this module have it."""
 
 
@@ -47,10 +47,10 @@ class Outcome:
         is_idle: True as long as this process has reported no step.
     """
 
-    def __init__(self, run: Run, about: About):
+    def __init__(self, run: Run, about: RunSummary):
         self.run = run
         self.about = about
-        self.directory = seen(about.run_dir)
+        self.directory = absolute(about.run_dir)
         self.begins = begins_after(self.directory)
         self.is_idle = True
         self._told: list[Words] | None = None
@@ -137,7 +137,7 @@ class Outcome:
 
 
 def faults_of_first_step(
-    step: int, row: Mapping[str, float], objective: Objective, about: About
+    step: int, row: Mapping[str, float], objective: Objective, about: RunSummary
 ) -> Iterator[tuple[Words, str]]:
     """Yield the faults that the first step of a run shows: most responses were cut; the rewards of every
     group were equal; all pairs were ties.
@@ -162,7 +162,7 @@ def faults_of_first_step(
         yield _cause_of_ties, f"all {_cause_of_ties(rows, about)}"
 
 
-def _way_to_ends(rows: Rows, about: About) -> str:
+def _way_to_ends(rows: Rows, about: RunSummary) -> str:
     """Return what to do if most responses were cut."""
     way = "raise sampling.max_new_tokens"
     if _mean(rows, CUT) < 1.0:
@@ -195,7 +195,7 @@ def _line_of_equals(mean: float, *, is_cut: bool, look: str) -> str:
     )
 
 
-def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
+def likely_cause(rows: Rows, objective: Objective, about: RunSummary) -> str | None:
     """Return the reason why nothing was learned in the steps of these rows; None if something was learned.
 
     A run learns nothing in each of these cases:
@@ -247,7 +247,7 @@ def _is_flat(rows: Rows) -> bool:
     return bool(known) and min(known) == 1.0
 
 
-def _equal_rewards(rows: Rows, about: About) -> str:
+def _equal_rewards(rows: Rows, about: RunSummary) -> str:
     means = [row["reward/mean"] for row in rows if "reward/mean" in row]
     low = min(means, default=0.0)
     high = max(means, default=0.0)
@@ -263,13 +263,13 @@ def _equal_rewards(rows: Rows, about: About) -> str:
     return f"{equal}; {cuts}, or {look}" if high <= 0.0 else f"{equal}; {look}; besides, {cuts}"
 
 
-def _are_mostly_cut(rows: Rows, about: About) -> bool:
+def _are_mostly_cut(rows: Rows, about: RunSummary) -> bool:
     """Return True if most responses that the model sampled were cut."""
     is_sampled = about.oracle != "recorded" and not about.tree["prompts"]["responses"]
     return is_sampled and _mean(rows, CUT) >= MOSTLY_CUT
 
 
-def _cuts(rows: Rows, about: About) -> str:
+def _cuts(rows: Rows, about: RunSummary) -> str:
     """Return the share of the responses that were cut, and the settings that decide about them."""
     share = _mean(rows, CUT)
     who = "every response was" if share == 1.0 else f"{share:.0%} of the responses were"
@@ -279,7 +279,7 @@ def _cuts(rows: Rows, about: About) -> str:
     return f"{who} cut at the length limit (sampling.max_new_tokens is {limit}){lost}"
 
 
-def _parts_equals(about: About) -> bool:
+def _parts_equals(about: RunSummary) -> bool:
     """Return True if responses of a group that have equal scores may get different rewards: by penalties, or
     as sources of a mixture that are normalised each by itself."""
     rewards = about.tree["algorithm"].get("rewards")
@@ -289,7 +289,7 @@ def _parts_equals(about: About) -> bool:
     return any(penalties) or rewards.get("sources", "sum") != "sum"
 
 
-def _left_out(about: About) -> str:
+def _left_out(about: RunSummary) -> str:
     """Return the setting by which nothing is learned from cut responses, with its value; "" if cut responses
     are learned from."""
     rewards = about.tree["algorithm"].get("rewards")
@@ -297,7 +297,7 @@ def _left_out(about: About) -> str:
     return f"algorithm.rewards.truncated is {truncated}" if truncated in ("mask", "drop") else ""
 
 
-def _cause_of_no_gradient(rows: Rows, objective: Objective, about: About) -> str:
+def _cause_of_no_gradient(rows: Rows, objective: Objective, about: RunSummary) -> str:
     if _is_flat(rows) and SPREAD in objective.watched:
         return _equal_rewards(rows, about)
     if _has_only_empty(rows):
@@ -308,7 +308,7 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective, about: About) -> str
     )
 
 
-def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
+def _cause_of_no_step(rows: Rows, objective: Objective, about: RunSummary) -> str:
     """Return the likely reason why no optimiser step was made. Causes are tested in a fixed order, and the
     first that applies is returned."""
     none = "no optimiser step was made"
@@ -351,13 +351,13 @@ def _cause_of_steps_left_out(rows: Rows, objective: Objective) -> str | None:
     return None
 
 
-def _cause_of_cuts(rows: Rows, about: About) -> str | None:
+def _cause_of_cuts(rows: Rows, about: RunSummary) -> str | None:
     """Return the reason if all responses were cut, and nothing is learned from cut ones."""
     is_cause = bool(_left_out(about)) and _mean(rows, CUT) == 1.0
     return f"{_cuts(rows, about)}; {_way_to_ends(rows, about)}" if is_cause else None
 
 
-def _cause_of_ties(rows: Rows, about: About) -> str:
+def _cause_of_ties(rows: Rows, about: RunSummary) -> str:
     bias = rows[-1].get("oracle/position_bias", 0.0)
     if abs(bias) >= MARKED_BIAS:
         place = "first" if bias > 0 else "last"

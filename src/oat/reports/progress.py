@@ -17,14 +17,14 @@ from pathlib import Path
 from threading import Event, RLock, Thread
 from typing import Any
 
-from oat.files import seen
+from oat.files import absolute
 from oat.loop import Report, Run
 from oat.reports.terminal import is_terminal
 from oat.reports.trace import name_boxes
-from oat.resolve.about import About
+from oat.resolve.about import RunSummary
 from oat.rundir.rows import read_metrics
 from oat.tracking.files import step_line
-from oat.types.budget import in_money
+from oat.types.questions import in_money
 
 WATCHED = (
     "reward/mean",
@@ -59,13 +59,13 @@ _DOING = {
 
 
 @contextmanager
-def shown(run: Run, about: About) -> Iterator[Report]:
+def shown(run: Run, about: RunSummary) -> Iterator[Report]:
     """Yield the function that `loop.train` calls with each row. In a terminal, the lines of a `Display` are
     drawn until the context ends."""
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values, about.shown), flush=True)
         return
-    display = Display(run, about, read_metrics(seen(about.run_dir) / "metrics.jsonl"))
+    display = Display(run, about, read_metrics(absolute(about.run_dir) / "metrics.jsonl"))
     name_boxes(run, display.doing)
     with display.drawn():
         yield display.report
@@ -105,7 +105,7 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def way_on(run: Run, about: About, reason: str) -> str:
+def way_on(run: Run, about: RunSummary, reason: str) -> str:
     """Return a sentence for a run that had already ended when it was started again. The sentence says how to
     continue.
 
@@ -144,7 +144,7 @@ class Display:
         rows: rows of metrics that earlier processes wrote.
     """
 
-    def __init__(self, run: Run, about: About, rows: Sequence[Mapping[str, float]] = ()):
+    def __init__(self, run: Run, about: RunSummary, rows: Sequence[Mapping[str, float]] = ()):
         self.run = run
         self.about = about
         self.rows = list(rows)

@@ -10,7 +10,7 @@ from oat.plugins.registry import ALGORITHMS
 
 
 @dataclass(frozen=True)
-class About:
+class RunSummary:
     """The settings of one run that reports and commands use.
 
     Attributes:
@@ -49,12 +49,12 @@ class About:
     tree: Mapping[str, Any]
 
 
-def about(config: Config) -> About:
+def about(config: Config) -> RunSummary:
     learner, path = config.learner, config.prompts.path
     e = config.evaluation
     sources = (path,) if isinstance(path, str) else path
     rises = f"learner.warmup_steps is {learner.warmup_steps}, and it rises from 0"
-    return About(
+    return RunSummary(
         run_dir=config.run_dir,
         model=config.model.path,
         critic=config.model.critic,

@@ -1,13 +1,18 @@
 """The environment that a configuration names, with its options."""
 
 from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 from oat.config.load import Origins, blaming, unknown_field
-from oat.config.settings import Component, Config, SamplingConfig
+from oat.config.settings import Component, Config
 from oat.environments.base import build_environment, environment_options
-from oat.environments.batched import BatchedEnvironment, is_async
+from oat.lazy import lazily
 from oat.plugins.loading import load_symbol
-from oat.resolve.resolved import Resolved
+
+if TYPE_CHECKING:
+    from oat.environments import batched
+else:
+    batched = lazily("oat.environments.batched")
 
 
 def environment_part(config: Config) -> Component | None:
@@ -36,26 +41,24 @@ def with_environment(config: Config, origins: Origins) -> Config:
     return config
 
 
-def ignores_deadline(config: Config) -> bool:
-    """Return True if `sampling.environment_deadline_s` is set, and no method of the environment is
-    `async`."""
-    is_set = config.sampling.environment_deadline_s != SamplingConfig.environment_deadline_s
+def has_async_methods(config: Config) -> bool:
+    """Return True if a method of the environment is `async`."""
     part = environment_part(config)
-    return is_set and (part is None or not is_async(load_symbol(part.name)))
+    return part is not None and batched.is_async(load_symbol(part.name))
 
 
-def make_batched(resolved: Resolved) -> BatchedEnvironment | None:
+def make_batched(config: Config, origins: Origins) -> "batched.BatchedEnvironment | None":
     """Make the run's environment; None if there is none.
 
     Raises:
         ConfigError: the environment cannot be made.
     """
-    config, part = resolved.config, environment_part(resolved.config)
+    part = environment_part(config)
     if part is None:
         return None
-    with resolved.blame(_field(config)):
+    with blaming(config, origins, _field(config)):
         environment = build_environment(part.name, part.options)
-    return BatchedEnvironment(environment, config.sampling.environment_deadline_s)
+    return batched.BatchedEnvironment(environment, config.sampling.environment_deadline_s)
 
 
 def _field(config: Config) -> str:

@@ -1,4 +1,5 @@
-"""The settings that a run fixes when it begins, and those that may change when it is continued or forked."""
+"""Whether a run may be continued or forked with other settings. Each field says when it may change
+(`config/fields.py`)."""
 
 import json
 import os
@@ -7,95 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oat.config.fields import CHANGES, UNSAID, Change, Said, said_at, settings_below
 from oat.config.load import Origins, convert, dump
-from oat.config.settings import Component, Config
+from oat.config.parts import filled, settings_of, with_settings
+from oat.config.settings import Component, Config, Part
 from oat.config.stored import load_stored, with_given
-from oat.engines.kind import EngineKind
 from oat.errors import ConfigError
-from oat.files import seen, start
+from oat.files import absolute, start
 from oat.plugins.loading import same_by_file
-from oat.resolve.parts import find_part
 from oat.resolve.resolve import resolve
 from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoint_files import names_in, place_of, pointed
-
-FREE = (
-    "run_dir",
-    "stop",
-    "tracking",
-    "checkpoint",
-    "alarms",
-    "compute.runtime",
-    "compute.actors",
-    "compute.actor_cpus",
-    "compute.gpus",
-    "compute.collocate",
-    "compute.oracle_clients",
-    "compute.oracle_cpus",
-    "compute.address",
-    "compute.learner",
-    "compute.learner_cpus",
-    "compute.standby",
-    "compute.max_restarts",
-    "compute.deadline_s",
-    "compute.serialise",
-    "compute.memory_gb",
-    "oracle.deadline_s",
-    "oracle.max_wait_s",
-    "sampling.environment_deadline_s",
-    "learner.on_nonfinite",
-    "learner.max_skips",
-    "learner.weights_proof",
-)
-"""Fields and sections that may change when a run is continued. There is one exception: if
-`learner.micro_batch_tokens` was measured within `compute.memory_gb`, this limit must stay the same."""
-
-FORKS = (
-    "model.reference_update.every",
-    "model.reference_update.mix",
-    "seed",
-    "sampling",
-    "algorithm",
-    "evaluation",
-    "oracle.labels",
-    "oracle.max_outstanding",
-    "oracle.max_answer_age",
-    "learner.learning_rate",
-    "learner.critic_learning_rate",
-    "learner.critic_weight_decay",
-    "learner.critic_max_grad_norm",
-    "learner.critic_schedule",
-    "learner.critic_warmup_steps",
-    "learner.critic_schedule_steps",
-    "learner.critic_only_steps",
-    "learner.betas",
-    "learner.weight_decay",
-    "learner.max_grad_norm",
-    "learner.schedule",
-    "learner.warmup_steps",
-    "learner.schedule_steps",
-    "learner.micro_batch_size",
-    "learner.gradient_checkpointing",
-    "learner.logits_chunk",
-    "learner.max_updates",
-)
-"""Fields and sections that may change in a fork. `_refused_in_forks` makes exceptions, such as the
-algorithm's name, and the engine says which of its settings may change (`EngineKind.forks`). The fields of
-`FREE` may change too. The other fields stay the same, because the checkpoint or the ledger depends on them,
-or because the run measured them."""
-
-CHOSEN = {
-    ("compute", "threads"): None,
-    ("engine", "threads"): None,
-    ("learner", "micro_batch_tokens"): "auto",
-    ("oracle", "whole_groups"): None,
-    ("render", "date"): None,
-    ("render", "special_tokens"): None,
-}
-"""Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a
-field when it is created. A part, such as an engine, need not have the field. For fields that earlier versions
-lacked, `EARLIER` of `config/stored.py` has the value of the runs that those versions began."""
-
 
 _MOST_SHOWN = 64
 """Largest number of letters of a value that a list of differences shows."""
@@ -111,12 +34,19 @@ def as_begun(resolved: Resolved) -> Resolved:
     file = Path(resolved.config.run_dir) / "config.yaml"
     if not file.exists():
         return resolved
-    return as_stored(resolved, resolve(load_stored(file)[0], {}), file, is_fork=False)
+    return as_stored(resolved, resolve_stored(file, resolved), file, is_fork=False)
+
+
+def resolve_stored(file: Path, resolved: Resolved) -> Resolved:
+    """Resolve the configuration of a run. From `resolved` are parts that have the same settings there, and
+    `tracking`, which may always change."""
+    stored = with_settings(load_stored(file)[0], {}, like=resolved.config)
+    return resolve(replace(stored, tracking=resolved.config.tracking), {})
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
-    """Return the configuration with which a run is continued or forked. If `resolved` leaves a field of
-    `CHOSEN` open, the field gets the value that the run fixed when it was created.
+    """Return the configuration with which a run is continued or forked. If `resolved` leaves a field open
+    that a run fixes when it is created (`Said.open`), the field gets the value that the run fixed.
 
     Args:
         resolved: the configuration that the user gives now.
@@ -130,13 +60,13 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
     """
     config, before = known_by_file(resolved.config, file), stored.config
     run_dir = str(file.parent) if is_fork else config.run_dir
-    if not (is_fork and seen(before.run_dir).resolve() == file.parent):
+    if not (is_fork and absolute(before.run_dir).resolve() == file.parent):
         for name in (stored.config.run_dir, os.path.relpath(file.parent, start())):
             before, config = (with_given(each, name, run_dir) for each in (before, config))
     is_measured = config.learner.micro_batch_tokens == "auto"
     config = _with_fixed(config, before)
     differences = _differences(before, config, is_measured=is_measured)
-    refused = _refused_in_forks(differences, before)
+    refused = _refused_in_forks(differences, before, config)
     if is_fork and refused:
         raise ConfigError(
             f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:"
@@ -173,8 +103,9 @@ def known_by_file(config: Config, file: Path) -> Config:
     Args:
         file: the run's own configuration file.
     """
-    tree: Config = convert(Config, same_by_file(dump(load_stored(file)[0]), dump(config)), (), {})
-    return tree
+    own = dump(config)
+    tree = same_by_file(dump(load_stored(file)[0]), own)
+    return config if tree == own else with_settings(convert(Config, tree, (), {}), {}, like=config)
 
 
 def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config:
@@ -189,27 +120,24 @@ def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config
 
 
 def _with_fixed(config: Config, stored: Config) -> Config:
-    """Return the configuration. Each field of `CHOSEN` that it leaves open gets the value in `stored`."""
-    for (section, name), left_open in CHOSEN.items():
-        if _setting(config, section, name) == left_open:
-            config = _with(config, section, name, _setting(stored, section, name))
+    """Return the configuration. Each field that it leaves open (`Said.open`) gets the value in `stored`."""
+    for setting in settings_below(config):
+        if setting.said.open is not UNSAID and setting.value == setting.said.open:
+            section, name = setting.path
+            config = _with(config, section, name, getattr(_settings(stored, section), name))
     return config
 
 
-def _setting(config: Config, section: str, name: str) -> Any:
+def _settings(config: Config, section: str) -> Any:
     part = getattr(config, section)
-    return part.options.get(name) if isinstance(part, Component) else getattr(part, name)
+    return settings_of(config, section) if isinstance(part, Component) else part
 
 
 def _with(config: Config, section: str, name: str, value: Any) -> Config:
     part = getattr(config, section)
-    if isinstance(part, Component) and name not in part.options:
+    if isinstance(part, Part) and not hasattr(part.settings, name):
         return config
-    changed: Any = (
-        replace(part, options={**part.options, name: value})
-        if isinstance(part, Component)
-        else replace(part, **{name: value})
-    )
+    changed: Any = filled(part, {name: value}) if isinstance(part, Part) else replace(part, **{name: value})
     sections: dict[str, Any] = {section: changed}
     return replace(config, **sections)
 
@@ -229,8 +157,11 @@ def _differences(stored: Config, now: Config, *, is_measured: bool) -> list[_Dif
         is_measured: True if `learner.micro_batch_tokens` was measured within `compute.memory_gb`. Then
             `compute.memory_gb` must stay the same too.
     """
-    free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
-    return [each for each in _differing(dump(stored), dump(now)) if not _is_any(each.field, free)]
+    return [
+        each
+        for each in _differing(dump(stored), dump(now))
+        if (is_measured and each.field == "compute.memory_gb") or _may_change(each, stored, now) != "always"
+    ]
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[_Difference]:
@@ -284,19 +215,19 @@ def _shortened(before: Any, now: Any) -> tuple[str, str]:
     return part(texts[0]), part(texts[1])
 
 
-def _refused_in_forks(differences: Iterable[_Difference], stored: Config) -> list[_Difference]:
-    """Return the differences that a fork may not have."""
-    fixed = ["algorithm.name", "sampling.environment"]
-    if stored.prompts.epochs:
-        fixed.append("algorithm.prompts")
-    kind: EngineKind = find_part(stored, "engine", {})
-    free = [*FORKS, *(f"engine.{name}" for name in kind.forks)]
-    return [each for each in differences if not _is_any(each.field, free) or _is_any(each.field, fixed)]
+def _refused_in_forks(differences: Iterable[_Difference], stored: Config, now: Config) -> list[_Difference]:
+    """Return the differences that a fork may not have. One is fixed by what the run does: with
+    `prompts.epochs`, a checkpoint counts prompts in steps of `algorithm.prompts`."""
+    fixed = ["algorithm.prompts"] if stored.prompts.epochs else []
+    return [each for each in differences if each.field in fixed or _may_change(each, stored, now) == "never"]
 
 
-def _is_any(field: str, names: Iterable[str]) -> bool:
-    """Return True if a field is one of `names`, or belongs to a section of `names`."""
-    return any(f"{field}.".startswith(f"{name}.") for name in names)
+def _may_change(difference: _Difference, stored: Config, now: Config) -> Change:
+    """Return when the setting that differs may change; of a whole section, the least of its fields."""
+    names = difference.field.split(".")
+    sides = [said_at(side, names, Said(may_change="never")).may_change for side in (stored, now)]
+    found: Change = min(sides, key=CHANGES.index)
+    return found
 
 
 def _reason(field: str, stored: Config, now: Config, origins: Origins) -> str:

@@ -1,108 +1,17 @@
-"""The parts that a configuration names: their classes, their settings, and the facts of the run that they
-get."""
+"""Defaults and checks of settings by the parts that a configuration names. They get the facts of the run."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import Any
 
-from oat.algorithms.base import Objective
-from oat.config.load import Origins, blaming, convert, unknown_field, where
+from oat.config.load import Origins, where
+from oat.config.part_names import REGISTRIES
+from oat.config.parts import filled, find_part, settings_of
 from oat.config.settings import Component, Config
 from oat.errors import ConfigError
 from oat.plugins.calls import guarded
-from oat.plugins.registry import ALGORITHMS, ENGINES, EXPLORERS, Registry
 from oat.types.part import Check, Derived, RunFacts
-
-REGISTRIES: Mapping[str, Registry] = {
-    "engine": ENGINES,
-    "explorer": EXPLORERS,
-    "algorithm": ALGORITHMS,
-}
-"""The registry of each section that names a part, in the order in which the sections are checked."""
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Takes the place of `Config` for a part that has no such class, and so no options."""
-
-
-def find_part(config: Config, section: str, origins: Origins) -> Any:
-    """Return the class of the part that a section names. One of oat's own parts is named by its name, a
-    user's part by its path.
-
-    Raises:
-        ConfigError: there is no such part, or it cannot be loaded.
-    """
-    name, registry = getattr(config, section).name, REGISTRIES[section]
-    place = where((section, "name"), origins)
-    try:
-        registry.refuse_unknown(name)
-    except ConfigError as error:
-        from oat.config.peers.answer import advice_on_value
-
-        advice = advice_on_value((section, "name"), name)
-        said = f"there is no {section} {name!r}; {advice}" if advice else str(error)
-        raise ConfigError(f"{place}: {said}") from None
-    with blaming(config, origins, f"{section}.name"):
-        found = registry.load(name)
-    is_objective = Objective in getattr(found, "__mro__", ())
-    if section == "algorithm" and not (
-        is_objective and dataclasses.is_dataclass(getattr(found, "Config", None))
-    ):
-        raise ConfigError(
-            f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a "
-            "dataclass `Config` in it"
-        )
-    return found
-
-
-def with_options(config: Config, section: str, part: Any, origins: Origins) -> Component:
-    """Return the section with every setting of its part. The part's `Config` fills in defaults and checks
-    values.
-
-    Args:
-        part: the class of the section's part.
-
-    Raises:
-        ConfigError: the part has no such setting, or refuses its value.
-    """
-    component: Component = getattr(config, section)
-    cls = getattr(part, "Config", NoOptions)
-    if not dataclasses.is_dataclass(cls):
-        raise ConfigError(f"`Config` of {component.name} is {cls!r}; make it a dataclass, or leave it out")
-    names = {f.name for f in dataclasses.fields(cls)}
-    for option in component.options:
-        if option not in names:
-            readers = [
-                name
-                for name, other in ALGORITHMS.items()
-                if section == "algorithm" and option in other.Config.__dataclass_fields__
-            ]
-            hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
-            unknown = {name: value for name, value in component.options.items() if name not in names}
-            own = {"name": component.name, **component.options}
-            own = {name: value for name, value in own.items() if name not in unknown}
-            raise unknown_field(
-                (section, option),
-                names,
-                origins,
-                hint,
-                unknown=unknown,
-                algorithm=config.algorithm.name,
-                given=own,
-            )
-    options = dataclasses.asdict(convert(cls, component.options, (section,), origins))
-    return Component(component.name, options)
-
-
-def settings_of(config: Config, section: str) -> Any:
-    """Return the settings of a section's part, as an instance of its `Config`."""
-    component: Component = getattr(config, section)
-    cls = getattr(find_part(config, section, {}), "Config", NoOptions)
-    return convert(cls, component.options, (section,), {})
 
 
 def run_facts(config: Config) -> RunFacts:
@@ -199,8 +108,7 @@ def _require_open(config: Config, section: str, settings: Any, found: Mapping[st
                 f"{getattr(settings, name)!r}; give values only to settings that are None"
             )
     try:
-        given = {name: default.value for name, default in found.items()}
-        convert(type(settings), dataclasses.asdict(settings) | given, (section,), {})
+        filled(getattr(config, section), {name: default.value for name, default in found.items()})
     except ConfigError as error:
         raise ConfigError(f"`defaults` of {by} gives a wrong value: {error}") from error
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oat.config.compute_settings import ComputeConfig
-from oat.errors import many
+from oat.errors import plural
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def placement_notes(compute: ComputeConfig) -> Iterator[str]:
         )
     if placed.idle:
         yield (
-            f"compute.gpus is {compute.gpus}, of which {many(len(placed.idle), 'GPU')} "
+            f"compute.gpus is {compute.gpus}, of which {plural(len(placed.idle), 'GPU')} "
             f"{'stays' if len(placed.idle) == 1 else 'stay'} idle and are left to others: the learner is "
             "one process; with compute.collocate: true, every GPU has an actor"
         )

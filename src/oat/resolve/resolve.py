@@ -5,17 +5,20 @@ This step needs only the configuration. Before it, `config/load.py` checks each 
 `assemble/run_inputs.py` and `assemble/run.py` make the checks that need the model or the data.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from oat.algorithms.base import Objective
+from oat.config.fields import UNSAID, settings_below
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
+from oat.config.part_names import REGISTRIES
+from oat.config.parts import filled, find_part, settings_of, with_settings
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
-from oat.explore.base import Explorer
-from oat.explore.none import NoExploration
+from oat.explore.base import Explorer, NoExploration
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
 from oat.oracles.builtin import BUILTIN
@@ -25,10 +28,9 @@ from oat.plugins.registry import EXPLORERS, ORACLES
 from oat.resolve.cross_checks.all_sections import check_settings
 from oat.resolve.environment import with_environment
 from oat.resolve.explorers import GuardedExplorer
-from oat.resolve.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
-from oat.resolve.placement import placement_of
-from oat.resolve.resolved import Resolved, engine_traits, evaluation_oracles_of
-from oat.text.question_forms import FORMS
+from oat.resolve.oracles import evaluation_oracles_of
+from oat.resolve.parts import part_defaults
+from oat.resolve.resolved import Resolved, engine_traits
 from oat.tracking.sinks import with_sinks
 from oat.types import Requires
 
@@ -43,18 +45,9 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     for field in ("path", "reference", "adapter", "critic"):
         with blaming(config, origins, f"model.{field}"):
             refuse_misplaced(getattr(config.model, field), origins)
-    config = _with_actors(_with_adapter(config, origins), origins)
-    found = {"algorithm": find_part(config, "algorithm", origins)}
-    if ":" in config.explorer.name:  # a user's explorer is loaded before the settings of any part are checked
-        found["explorer"] = find_part(config, "explorer", origins)
-    parts: dict[str, Any] = {}
-    for section in REGISTRIES:
-        part = found.get(section) or find_part(config, section, origins)
-        with blaming(config, origins, section):
-            parts[section] = with_options(config, section, part, origins)
-    given = set(config.algorithm.options)
-    config = with_environment(config, origins)
-    config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
+    config = _with_adapter(config, origins)
+    config = with_environment(with_settings(config, origins), origins)
+    config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins)))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {
         f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge
@@ -63,22 +56,30 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     for section, judge in named.items():
         with blaming(config, origins, f"{section}.name"):
             _check_oracle(tuple(section.split(".")), judge, origins)
+    derived = {"model.lora": "as model.adapter says"} if config.model.adapter is not None else {}
     for section in REGISTRIES:
-        derived = part_defaults(config, section, origins)
-        config = _with_options(config, section, {name: default.value for name, default in derived.items()})
+        own = part_defaults(config, section, origins)
+        config = _with_options(config, section, {name: default.value for name, default in own.items()})
+        derived |= {f"{section}.{name}": default.source for name, default in own.items()}
     objective = make_objective(config)
-    config = _with_responses(_with_stop(config), objective)
     with blaming(config, origins, "explorer.name"):
         built = make_explorer(config, objective.requires)
-    resolved = Resolved(config, origins, objective, built)
+    resolved = _filled_in(Resolved(config, origins, objective, built, derived), "first")
     check_settings(resolved)
-    resolved = _with_samples(resolved, given)
-    return replace(resolved, config=_with_micro_batch(_with_schedules(resolved)))
+    return _filled_in(_with_samples(resolved), "last")
+
+
+def openings(resolved: Resolved) -> Callable[[], Resolved]:
+    """Return a function that returns the configuration for each opening of a run: at first `resolved`, then
+    one of the same settings with an objective of its own, since objectives have a state."""
+    left = [resolved]
+    return lambda: left.pop() if left else resolve(resolved.config, resolved.origins)
 
 
 def make_objective(config: Config) -> Objective:
     """Make the objective of a configuration in which all settings of the parts are filled in."""
-    objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
+    cls, settings = find_part(config, "algorithm", {}), settings_of(config, "algorithm")
+    objective: Objective = cls(_own(config.algorithm.name, settings))
     is_engines_old = engine_traits(config).capabilities.recorded_is_old
     objective.recorded_is_old = config.learner.autocast is None and is_engines_old
     return objective
@@ -96,8 +97,8 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
     cls: Callable[..., Explorer] = find_part(config, "explorer", {})
-    given = [settings_of(config, "explorer")] if hasattr(cls, "Config") else []
     name = config.explorer.name
+    given = [_own(name, settings_of(config, "explorer"))] if hasattr(cls, "Config") else []
     with guarded(
         name,
         lambda what: ConfigError(
@@ -106,6 +107,11 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     ):
         explorer = cls(requires.feedback, *given)
     return explorer if name in EXPLORERS else GuardedExplorer(explorer, requires.feedback, name)
+
+
+def _own(name: str, settings: Any) -> Any:
+    """Return the settings that a part gets. A user's part gets a copy, which it may change."""
+    return copy.deepcopy(settings) if ":" in name else settings
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
@@ -143,15 +149,6 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
     return replace(config, model=replace(model, lora=found))
 
 
-def _with_actors(config: Config, origins: Origins) -> Config:
-    """Return the configuration. If `compute.gpus` is set and `compute.actors` is not, there is an actor for
-    each GPU of the actors."""
-    placed = placement_of(config.compute)
-    if placed is None or ("compute", "actors") in origins:
-        return config
-    return replace(config, compute=replace(config.compute, actors=len(placed.actors)))
-
-
 def _with_evaluation_oracles(config: Config) -> Config:
     """Return the configuration. In it, a name in `evaluation.oracle` or `evaluation.gold` has become a
     section. If training's oracle has the same name, the section gets the options of training's oracle."""
@@ -184,38 +181,42 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
             )
 
 
-def _with_stop(config: Config) -> Config:
-    """Return the configuration with the default of `sampling.stop`. If `render.question` names a form, a
-    response then ends where the model would begin a further example of the form."""
-    if config.render.question is None or config.sampling.stop:
-        return config
-    return replace(config, sampling=replace(config.sampling, stop=FORMS[config.render.question].stop))
+def _filled_in(resolved: Resolved, when: str) -> Resolved:
+    """Return the configuration. Settings that are left open have the values that follow from others
+    (`Follows`).
+
+    Raises:
+        ConfigError: a value follows only if another setting is given, and it is not.
+    """
+    config = resolved.config
+    for path, value, default, said in settings_below(resolved.config):
+        is_open = value in (None, ()) or (value == default and path not in resolved.origins)
+        if said.follows is not UNSAID and said.follows.fills == when and is_open:
+            found = said.follows.value(resolved)
+            if found is not None:
+                section, name = path
+                fields: dict[str, Any] = {name: found}
+                sections: dict[str, Any] = {section: replace(getattr(config, section), **fields)}
+                config = replace(config, **sections)
+    return replace(resolved, config=config)
 
 
-def _with_responses(config: Config, objective: Objective) -> Config:
-    """Return the configuration. If the oracle is `recorded` and `prompts.responses` is empty, set it to the
-    names of the columns that TRL uses."""
-    if config.oracle.name != "recorded" or config.prompts.responses:
-        return config
-    names = ("chosen", "rejected") if objective.requires.feedback == "compare" else ("completion",)
-    return replace(config, prompts=replace(config.prompts, responses=names))
-
-
-def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
+def _with_samples(resolved: Resolved) -> Resolved:
     """If responses are recorded, set `algorithm.samples` to their number per prompt, and make the objective
     again.
-
-    Args:
-        given: the names of the algorithm's options that the user set.
 
     Raises:
         ConfigError: the user set `algorithm.samples`, but not to this number.
     """
     config, samples = resolved.config, resolved.config.algorithm.options.get("samples")
     recorded = len(config.prompts.responses)
-    if not recorded or samples is None or samples == recorded:
+    if not recorded or samples is None:
         return resolved
-    if "samples" in given:
+    derived = {**resolved.derived, "algorithm.samples": "as many as prompts.responses has"}
+    resolved = replace(resolved, derived=derived)
+    if samples == recorded:
+        return resolved
+    if ("algorithm", "samples") in resolved.origins:
         place = where(("algorithm", "samples"), resolved.origins)
         raise ConfigError(
             f"{place}: algorithm.samples is {samples}: prompts.responses names {recorded}, and nothing else "
@@ -225,50 +226,6 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
     return replace(resolved, config=config, objective=make_objective(config))
 
 
-def _with_schedules(resolved: Resolved) -> Config:
-    """Return the configuration. If a schedule falls and its length is not set, set the length:
-
-    * `learner.schedule_steps`: the number of optimiser steps in `stop.max_steps` steps of the run, without
-      those in which only the critic learns.
-    * `learner.critic_schedule_steps`: `learner.schedule_steps` if that was set, otherwise the number of
-      optimiser steps in `stop.max_steps` steps of the run.
-
-    Raises:
-        ConfigError: a schedule falls, and neither its length nor `stop.max_steps` is set.
-    """
-    config = resolved.config
-    learner, last = config.learner, config.stop.max_steps
-    has_critic = "critic" in resolved.requires.models
-
-    def length(of: str, schedule: str, given: int | None, skipped: int = 0) -> int | None:
-        if schedule == "constant" or given is not None:
-            return given
-        if last is None:
-            place = where(("learner", f"{of}schedule"), resolved.origins)
-            raise ConfigError(
-                f"{place}: a {schedule} schedule ends at a step; set learner.{of}schedule_steps, or "
-                "stop.max_steps"
-            )
-        return resolved.optimiser_steps(last) - resolved.optimiser_steps(skipped)
-
-    of_critic = None
-    critic_schedule = learner.critic_schedule or learner.schedule
-    if has_critic and critic_schedule != "constant":
-        given = learner.critic_schedule_steps or learner.schedule_steps
-        of_critic = length("critic_", critic_schedule, given)
-    steps = length("", learner.schedule, learner.schedule_steps, skipped=learner.critic_only_steps)
-    return replace(config, learner=replace(learner, schedule_steps=steps, critic_schedule_steps=of_critic))
-
-
-def _with_micro_batch(config: Config) -> Config:
-    """Return the configuration. If it limits neither the rows nor the tokens of a micro-batch, set
-    `learner.micro_batch_size` to 8."""
-    if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
-        return replace(config, learner=replace(config.learner, micro_batch_size=8))
-    return config
-
-
 def _with_options(config: Config, section: str, options: Mapping[str, object]) -> Config:
-    component = getattr(config, section)
-    parts: dict[str, Any] = {section: replace(component, options={**component.options, **options})}
+    parts: dict[str, Any] = {section: filled(getattr(config, section), options)} if options else {}
     return replace(config, **parts)

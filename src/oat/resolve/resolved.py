@@ -5,26 +5,35 @@ run reads it instead of computing the same values again. If a configuration is c
 existing run, each of the two has a `Resolved` of its own.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
-from oat.config.load import Origins, blaming, to_yaml
+from oat.config.load import Origins, blaming, to_yaml, where
+from oat.config.parts import find_part, settings_of
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
 from oat.engines.kind import EngineKind, Traits
+from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
 from oat.models.outlines import Outlines
-from oat.resolve.about import About, about
-from oat.resolve.parts import find_part, part_checks, run_facts, settings_of
+from oat.oracles.builtin import BUILTIN
+from oat.resolve.about import RunSummary, about
+from oat.resolve.environment import has_async_methods
+from oat.resolve.model_starts import has_own_reference
+from oat.resolve.oracles import evaluation_oracles_of, shows_groups
+from oat.resolve.parts import part_checks, run_facts
+from oat.resolve.placement import placement_of
+from oat.text.question_forms import FORMS
 from oat.tracking.sinks import refuse_missing
 from oat.types import Plan, Requires
-from oat.types.budget import Budget
 from oat.types.part import Check
+from oat.types.questions import Budget
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +50,7 @@ class Resolved:
         objective: the objective of the one run that is made with this object. It has a state, such as an
             adapted weight of the KL, so a second run needs a new `Resolved`.
         explorer: the explorer that the run calls.
+        derived: by setting, such as "engine.threads", what a part's default follows from, in words.
         outlines: the models without weights that were made so far.
     """
 
@@ -48,14 +58,15 @@ class Resolved:
     origins: Origins
     objective: Objective
     explorer: Explorer
+    derived: Mapping[str, str] = field(default_factory=dict)
     outlines: Outlines = field(default_factory=Outlines)
 
-    def blame(self, field: str) -> AbstractContextManager[None]:
+    def error_context(self, field: str) -> AbstractContextManager[None]:
         """Return a context in which errors say where `field` was set (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
 
     @cached_property
-    def about(self) -> About:
+    def about(self) -> RunSummary:
         return about(self.config)
 
     def refuse_missing_sinks(self) -> None:
@@ -88,6 +99,84 @@ class Resolved:
     def widened(self) -> Plan:
         """The plan of the first step, as the explorer's `widen` returns it."""
         return self.explorer.widen(self.plan)
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Names of the oracles of training and of evaluations, without those that cost nothing."""
+        named = {self.config.oracle.name, *(each.name for each in self.evaluation_oracles.values())}
+        return frozenset(named - {*BUILTIN})
+
+    @property
+    def learns_pairs(self) -> bool:
+        return self.requires.feedback == "compare"
+
+    @property
+    def has_critic(self) -> bool:
+        return "critic" in self.requires.models
+
+    @property
+    def has_reference(self) -> bool:
+        """True if a reference computes: for the algorithm, the explorer, an evaluation, or features."""
+        return "reference" in self.models
+
+    @property
+    def learns_with_reference(self) -> bool:
+        return "reference" in self.requires.models
+
+    @property
+    def learns_reward(self) -> bool:
+        return "reward" in self.requires.models
+
+    @cached_property
+    def shows_groups(self) -> bool:
+        return shows_groups(self.config)
+
+    @property
+    def has_own_reference(self) -> bool:
+        return self.has_reference and has_own_reference(self.config.model)
+
+    @property
+    def question_stop(self) -> tuple[str, ...] | None:
+        question = self.config.render.question
+        return None if question is None else FORMS[question].stop
+
+    @property
+    def placed_actors(self) -> int | None:
+        placed = placement_of(self.config.compute)
+        return None if placed is None else len(placed.actors)
+
+    @property
+    def policy_steps(self) -> int | None:
+        learner = self.config.learner
+        return self._falling_steps("", learner.schedule, learner.critic_only_steps)
+
+    @property
+    def critic_steps(self) -> int | None:
+        learner = self.config.learner
+        if not self.has_critic or (schedule := learner.critic_schedule or learner.schedule) == "constant":
+            return None
+        return learner.schedule_steps or self._falling_steps("critic_", schedule)
+
+    def _falling_steps(self, of: str, schedule: str, skipped: int = 0) -> int | None:
+        """Return the number of optimiser steps over which a schedule falls; None if it does not.
+
+        Raises:
+            ConfigError: nothing says when the run ends.
+        """
+        last = self.config.stop.max_steps
+        if schedule == "constant":
+            return None
+        if last is None:
+            place = where(("learner", f"{of}schedule"), self.origins)
+            raise ConfigError(
+                f"{place}: a {schedule} schedule ends at a step; set learner.{of}schedule_steps, or "
+                "stop.max_steps"
+            )
+        return self.optimiser_steps(last) - self.optimiser_steps(skipped)
+
+    @property
+    def waits_for_environment(self) -> bool:
+        return has_async_methods(self.config)
 
     @property
     def most_rounds(self) -> int:
@@ -179,17 +268,6 @@ def engine_traits(config: Config) -> Traits:
     """Return what the engine of a configuration can do under its settings."""
     kind: EngineKind = find_part(config, "engine", {})
     return kind.traits(settings_of(config, "engine"))
-
-
-def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:
-    """Return the sections of the oracles that evaluations ask, by the purpose of the questions. The purposes
-    are "eval" and, if there is a second oracle, "gold"."""
-    if config.answering is None:
-        return {}
-    own, gold = config.answering.oracle, config.answering.gold
-    assert not isinstance(own, str), "resolve makes sections of names"
-    assert not isinstance(gold, str), "resolve makes sections of names"
-    return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
 
 
 def evaluation_budgets(config: Config) -> dict[str, Budget]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from oat.config.load import Origins, convert, load_config, read_tree
 from oat.config.settings import Config
 from oat.config.stored import stored_config, with_given
-from oat.errors import ConfigError, many, warn
-from oat.files import seen
+from oat.errors import ConfigError, plural, warn
+from oat.files import absolute
 from oat.rundir.mark import is_begun
 
 if TYPE_CHECKING:
@@ -37,18 +37,8 @@ def load_file(path: str | Path, flags: Sequence[str] = ()) -> tuple[Config, Orig
         return config, origins
     if not is_given:
         config = replace(config, run_dir=str(own))
-    now = config.run_dir if _are_one(config.run_dir, own) else str(seen(own).resolve())
+    now = config.run_dir if _are_one(config.run_dir, own) else str(absolute(own).resolve())
     return with_given(config, before, now), origins
-
-
-def what_loads(path: str | Path, flags: Sequence[str] = (), *, trains: bool = True) -> str:
-    """Return what a command with a configuration file loads (`loaded_for`). No code of torch is imported for
-    this.
-
-    Raises:
-        ConfigError: see `load_config`.
-    """
-    return loaded_for(load_file(path, flags)[0], trains=trains)
 
 
 def loaded_for(config: Config, *, trains: bool = True) -> str:
@@ -58,21 +48,21 @@ def loaded_for(config: Config, *, trains: bool = True) -> str:
         trains: False if no actors are started.
     """
     if trains and config.compute.runtime == "ray":
-        return f"{config.model.path}, and starting {many(config.compute.actors, 'actor')}"
+        return f"{config.model.path}, and starting {plural(config.compute.actors, 'actor')}"
     return config.model.path
 
 
 def _run_of(file: Path) -> Path | None:
     """Return the directory of the run whose `config.yaml` a file is, or is a link to; None: of no run."""
-    for place in (file, seen(file).resolve()):
-        if place.name == "config.yaml" and is_begun(seen(place.parent)):
+    for place in (file, absolute(file).resolve()):
+        if place.name == "config.yaml" and is_begun(absolute(place.parent)):
             return place.parent
     return None
 
 
 def _are_one(one: str | Path, other: str | Path) -> bool:
     """Return True if two names are those of one directory. Where this user may not look, they are not."""
-    places = seen(one), seen(other)
+    places = absolute(one), absolute(other)
     return all(map(os.path.exists, places)) and os.path.samefile(*places)
 
 
@@ -95,6 +85,19 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
     from oat.resolve.resolve import resolve
 
     return resolve(config, origins)
+
+
+def resolve_present(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
+    """Resolve the configuration in a file (`resolve_file`), and refuse it if a file that it names is missing.
+
+    Raises:
+        ConfigError, DataError, ModelError: see `resolve_file` and `refuse_missing`.
+    """
+    from oat.resolve.missing import refuse_missing
+
+    resolved = resolve_file(path, flags)
+    refuse_missing(resolved)
+    return resolved
 
 
 def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> "Resolved":

@@ -12,8 +12,8 @@ import numpy as np
 from oat.data.fit import Fit, RecordedSequence
 from oat.data.formats import scores_of
 from oat.errors import DataError
+from oat.text.decoding import moved_ends
 from oat.text.openings import without_opening
-from oat.text.text_ends import moved_ends
 from oat.types import Branching, Group, Message, Prompt, Sampling, Segment, Trajectory, Work
 
 

@@ -41,7 +41,7 @@ _TAIL = 2**20
 """Number of bytes at the end of `metrics.jsonl` that are searched for the last row."""
 
 
-class Holdings:
+class LedgerRequirements:
     """Computes facts about a run's ledger, such as its number of takes. Every checkpoint stores them."""
 
     def __init__(self, store: Reader):
@@ -80,8 +80,8 @@ class _Claim(NamedTuple):
 
     Attributes:
         by: the checkpoint or the row, in words for messages.
-        held: facts about the take, as `Holdings.before` returns them for a purpose. `last`, the take's step,
-            is always there; other facts may be missing.
+        held: facts about the take, as `LedgerRequirements.before` returns them for a purpose. `last`, the
+            take's step, is always there; other facts may be missing.
     """
 
     by: str

@@ -13,6 +13,9 @@ When entries are written:
 
 An entry has `inputs` only if they differ from those of the last entry that has `inputs`. The entries of a
 fork begin with the fork's first row.
+
+Where a fork begins: what `fork.json`, the first file of its directory, says of the run that it was made
+from.
 """
 
 import datetime
@@ -25,13 +28,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from oat.errors import ConfigError, DirectoryError, printable
-from oat.files import Standing, parse_json, start, write_atomically
+from oat.files import DirectoryGuard, parse_json, start, write_atomically
 
 LIBRARIES = (
     *(
@@ -112,7 +116,7 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
     return dict(by_then[-1]["inputs"]) if by_then else None
 
 
-class Told:
+class ProvenanceWriter:
     """Writes the entry of one process into `environment.json`. A process that makes no rows writes no entry.
 
     Args:
@@ -139,7 +143,7 @@ class Told:
         self.modules = modules
         self.untold: int | None = None
         self.said: dict[str, str] | None = None
-        self.written = Standing()
+        self.written = DirectoryGuard()
 
     def begin(self, row: int) -> None:
         """Note the number of the first row that this process makes.
@@ -162,7 +166,7 @@ class Told:
             now = {**self.inputs, "modules": self.said}
             own = {} if now == recorded_inputs(entries(self.file)) else {"inputs": now}
             add_entry(self.file, {"first_row": self.untold, **self.environment(), **own})
-            self.untold, self.written = None, Standing(self.file)
+            self.untold, self.written = None, DirectoryGuard(self.file)
 
     def amend(self) -> None:
         """Add to the entry of this process the user's files that the process has imported since it wrote the
@@ -176,7 +180,7 @@ class Told:
             *before, own = entries(self.file)
             self.said = now
             _write(self.file, [*before, {**own, "inputs": {**self.inputs, "modules": now}}])
-            self.written = Standing(self.file)
+            self.written = DirectoryGuard(self.file)
 
 
 def _write(file: Path, entries: Sequence[Any]) -> None:
@@ -252,3 +256,57 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+FORK_FILE = "fork.json"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint with which a fork begins: that of step `step` of the run in the directory `run`."""
+
+    run: Path
+    step: int
+
+
+def origin_of(directory: Path) -> Origin:
+    """Return the origin that `opening.fork.begin_fork` has recorded."""
+    origin = read_origin(directory)
+    assert origin is not None, "begin_fork comes first"
+    return origin
+
+
+def begins_after(directory: Path) -> int:
+    """Return the number of steps that were done when a run began: for a fork the step of the checkpoint that
+    it began with, for any other run 0."""
+    origin = read_origin(directory)
+    return 0 if origin is None else origin.step
+
+
+def first_seed(directory: Path, seed: int) -> int:
+    """Return the seed of a run's initial weights (`Seeds`): for a fork that of the run that it was made from,
+    for any other run its own.
+
+    Args:
+        seed: the run's own seed. It also counts for a fork that an earlier version of oat made.
+    """
+    found = told_of_fork(directory).get("seed")
+    return found if isinstance(found, int) else seed
+
+
+def read_origin(directory: Path) -> Origin | None:
+    """Return where the run in a directory begins; None if it is no fork."""
+    try:
+        found = told_of_fork(directory)
+        return Origin(Path(found["run"]), found["step"])
+    except (KeyError, TypeError):
+        return None
+
+
+def told_of_fork(directory: Path) -> dict[str, Any]:
+    """Return what `fork.json` says; empty if the directory has no such file, or it is damaged."""
+    try:
+        found = parse_json((directory / FORK_FILE).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}

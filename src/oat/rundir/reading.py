@@ -20,7 +20,7 @@ from oat.config.load import dump
 from oat.config.settings import Config
 from oat.config.stored import load_stored
 from oat.errors import ConfigError
-from oat.files import seen
+from oat.files import absolute
 from oat.rundir.rows import read_metrics, read_rows
 from oat.types import Message
 
@@ -185,7 +185,7 @@ def load_run(path: str | Path) -> LoadedRun:
         raise ConfigError(
             f"{path}: holds no run (config.yaml is missing); give the directory that `oat train` named"
         )
-    return LoadedRun(seen(path))
+    return LoadedRun(absolute(path))
 
 
 def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:

@@ -23,7 +23,7 @@ from oat import wire
 from oat.errors import LostError, OatError
 from oat.oracles.base import Mean, Oracle, Wrapper
 from oat.runtime.calls import call_of
-from oat.runtime.crew import Crew, Member
+from oat.runtime.crew import WorkerGroup, WorkerProcess
 from oat.types import Answer, Question
 
 _WAIT_S = 0.2
@@ -74,7 +74,7 @@ class _Client:
         batches: those with questions that are not answered.
     """
 
-    member: Member
+    member: WorkerProcess
     batches: list[_Batch] = field(default_factory=list)
 
     @property
@@ -103,14 +103,14 @@ class Clients:
             * `close()` closes the oracles.
     """
 
-    def __init__(self, crew: Crew):
+    def __init__(self, crew: WorkerGroup):
         self.crew = crew
         self._clients: list[_Client] = []
         self._threads: list[Thread] = []
         self._changed = Condition()
         self._numbers = itertools.count()
         self._ready: dict[str, dict[str, Answer]] = defaultdict(dict)
-        self._metrics: dict[tuple[str, Member], Sums] = {}
+        self._metrics: dict[tuple[str, WorkerProcess], Sums] = {}
         self._failure: BaseException | None = None
         self._is_closed = False
 

@@ -107,7 +107,7 @@ class UserFiles:
             )
 
 
-class Life:
+class RestartState:
     """What one process keeps of a run, also if it opens the run again.
 
     Args:
@@ -118,14 +118,14 @@ class Life:
         self.restarts, self.files = Restarts(most), UserFiles()
 
 
-class Member:
+class WorkerProcess:
     """A process of a crew."""
 
     def __init__(self, remote: Remote):
         self.remote = remote
         self.name = remote.name
         self.lock = RLock()
-        self.successor: Member | None = None
+        self.successor: WorkerProcess | None = None
         self._ordered: list[Callable[[], Any]] = []
 
     def ask(self, what: str, data: Any) -> Callable[[], Any]:
@@ -154,7 +154,7 @@ class Member:
             del self._ordered[0]
 
 
-class Crew:
+class WorkerGroup:
     """Processes that do the same work. Each has a number, which no other process of the crew has or had.
 
     Args:
@@ -185,13 +185,13 @@ class Crew:
         self._lock = RLock()
         self._is_closed = False
         self._hired = 0
-        self.members = [self.hire() for _ in range(size)]
-        self._standbys = [self.hire() for _ in range(standby)]
+        self.members = [self.start_worker() for _ in range(size)]
+        self._standbys = [self.start_worker() for _ in range(standby)]
 
-    def hire(self) -> Member:
+    def start_worker(self) -> WorkerProcess:
         """Start a further process, give it the orders that all have, and return it at once."""
         with self._lock:
-            member = Member(self.launcher.start(f"{self._kind} {self._hired}"))
+            member = WorkerProcess(self.launcher.start(f"{self._kind} {self._hired}"))
             self._hired += 1
             for order in self._orders:
                 member.order(*order)
@@ -220,7 +220,7 @@ class Crew:
             except LostError as lost:
                 self.replace(member, lost)
 
-    def replace(self, member: Member, lost: LostError) -> Member:
+    def replace(self, member: WorkerProcess, lost: LostError) -> WorkerProcess:
         """End a process that was lost, and return the one that takes its place.
 
         Raises:
@@ -243,7 +243,7 @@ class Crew:
             raise ActorError(f"{error}. The run continues with the same command") from None
         return successor
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: WorkerProcess) -> None:
         """End a process that is no longer needed."""
         with self._lock:
             self.members.remove(member)
@@ -255,19 +255,19 @@ class Crew:
             for member in [*self.members, *self._standbys]:
                 member.remote.close()
 
-    def _succeeded(self, member: Member) -> Member:
+    def _succeeded(self, member: WorkerProcess) -> WorkerProcess:
         """Put another process in the place of a member, and return it."""
         with self._lock:
             self._refuse_closed(member)
             place = self.members if member in self.members else self._standbys
             has_standby = place is self.members and bool(self._standbys)
-            new = self._standbys.pop(0) if has_standby else self.hire()
+            new = self._standbys.pop(0) if has_standby else self.start_worker()
             place[place.index(member)] = new
             if has_standby:
-                self._standbys.append(self.hire())
+                self._standbys.append(self.start_worker())
             return new
 
-    def _refuse_closed(self, member: Member) -> None:
+    def _refuse_closed(self, member: WorkerProcess) -> None:
         if self._is_closed:
             raise ActorError(f"{member.name} has ended, and so has the run")
 

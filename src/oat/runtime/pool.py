@@ -18,7 +18,7 @@ import numpy as np
 
 from oat.errors import LostError, OatError, WeightsError, warn
 from oat.runtime.calls import call_of, parts_of
-from oat.runtime.crew import Crew, Member
+from oat.runtime.crew import WorkerGroup, WorkerProcess
 from oat.runtime.transfer import loaded_with
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
 
@@ -56,7 +56,7 @@ class ActorPool:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: WorkerGroup,
         shared: Sequence[Collection[str]] = (),
         wanted: Callable[[], int] | None = None,
     ):
@@ -64,15 +64,15 @@ class ActorPool:
         self.versions: dict[str, int] = {}
         self._wanted = wanted
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "actors")
-        self._coming: dict[Member, Future[None]] = {}
+        self._coming: dict[WorkerProcess, Future[None]] = {}
         self._refused: int | None = None
-        self._load: Counter[Member] = Counter()
+        self._load: Counter[WorkerProcess] = Counter()
         self._lock = Lock()
-        self._worked: dict[Member, Work] = {}
+        self._worked: dict[WorkerProcess, Work] = {}
         self._past = Work()
         self._sent: dict[str, _Sent] = {}
-        self._flying: dict[Member, deque[Callable[[], Any]]] = defaultdict(deque)
-        self._replies: dict[Member, Any] = {}
+        self._flying: dict[WorkerProcess, deque[Callable[[], Any]]] = defaultdict(deque)
+        self._replies: dict[WorkerProcess, Any] = {}
 
     def sample(
         self,
@@ -151,7 +151,7 @@ class ActorPool:
         asked = [(member, member.ask(what, data)) for member in self.crew.members]
         return [self._asked(member, what, data, reply) for member, reply in asked]
 
-    def _arrive(self, member: Member, most: int) -> None:
+    def _arrive(self, member: WorkerProcess, most: int) -> None:
         """Wait until at most so many calls are on their way to an actor."""
         flying = self._flying[member]
         try:
@@ -160,7 +160,9 @@ class ActorPool:
         except LostError as lost:
             self._replaced(member, lost)
 
-    def _asked(self, member: Member, what: str, data: bytes, reply: Callable[[], Any] | None = None) -> Any:
+    def _asked(
+        self, member: WorkerProcess, what: str, data: bytes, reply: Callable[[], Any] | None = None
+    ) -> Any:
         """Return the value of a call. If the actor is lost, ask the one that takes its place."""
         while True:
             try:
@@ -168,7 +170,7 @@ class ActorPool:
             except LostError as lost:
                 member, reply = self._replaced(member, lost), None
 
-    def _replaced(self, member: Member, lost: LostError) -> Member:
+    def _replaced(self, member: WorkerProcess, lost: LostError) -> WorkerProcess:
         """Replace a lost actor, give the new one all weights, and return it."""
         while True:
             self._forget(member)
@@ -179,13 +181,13 @@ class ActorPool:
             except LostError as error:
                 lost = error
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: WorkerProcess) -> None:
         with self._lock:
             self._flying.pop(member, None)
             self._replies.pop(member, None)
             self._past += self._worked.pop(member, Work())
 
-    def _give(self, member: Member) -> None:
+    def _give(self, member: WorkerProcess) -> None:
         """Send an actor all weights that actors have, and what has been sent of those that they get.
 
         Raises:
@@ -216,12 +218,12 @@ class ActorPool:
         if missing > 0 and self._refused is None:
             room = self.crew.launcher.room
             for _ in range(min(missing, room)):
-                hired = self.crew.hire()
+                hired = self.crew.start_worker()
                 self._coming[hired] = self._threads.submit(hired.ready)
             if missing > room:
                 self._refuse(wanted, "the cluster has no room for more actors")
 
-    def _welcome(self, coming: Member, ready: Future[None], wanted: int) -> None:
+    def _welcome(self, coming: WorkerProcess, ready: Future[None], wanted: int) -> None:
         """Begin to use an actor that has done what it was ordered, or failed to."""
         error = ready.exception()
         try:
@@ -250,7 +252,7 @@ class ActorPool:
         warn(f"{why}; the run goes on with {len(self.crew.members) + len(self._coming)} of {wanted} actors")
         self._refused = wanted
 
-    def _shares(self, count: int, weight: int) -> list[tuple[Member, list[int]]]:
+    def _shares(self, count: int, weight: int) -> list[tuple[WorkerProcess, list[int]]]:
         """Share out items: each goes to the actor with the smallest load.
 
         Args:
@@ -259,7 +261,7 @@ class ActorPool:
         Returns:
             The actors that get items, each with their indices.
         """
-        shares: dict[Member, list[int]] = {}
+        shares: dict[WorkerProcess, list[int]] = {}
         with self._lock:
             for index in range(count):
                 member = min(self.crew.members, key=lambda each: self._load[each])
@@ -284,7 +286,7 @@ class ActorPool:
         """
         shares = self._shares(len(items), weight)
 
-        def ask(member: Member, indices: Sequence[int]) -> list[Any]:
+        def ask(member: WorkerProcess, indices: Sequence[int]) -> list[Any]:
             try:
                 data = call_of(name, [items[index] for index in indices], *others)
                 return unjoined(self._asked(member, name, data))
@@ -341,7 +343,7 @@ class PoolInbox:
         return self._pool.receipt(self._slot)
 
 
-def _refuse_other_weights(slot: str, member: Member, held: Receipt, expected: Receipt) -> None:
+def _refuse_other_weights(slot: str, member: WorkerProcess, held: Receipt, expected: Receipt) -> None:
     """Refuse an actor whose receipt differs from that of the other actors.
 
     Raises:

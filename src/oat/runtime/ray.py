@@ -26,7 +26,7 @@ import numpy as np
 
 from oat import wire
 from oat.errors import ConfigError, LostError, OatError
-from oat.runtime.cluster_checks import NO_RAY, no_cluster
+from oat.runtime.cluster import NO_RAY, no_cluster
 from oat.runtime.gpus import Places, ReservedGpus
 from oat.runtime.guard import processes
 from oat.runtime.pipe import Pipe

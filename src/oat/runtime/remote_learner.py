@@ -12,7 +12,7 @@ from torch import Tensor
 from oat.algorithms.base import Objective
 from oat.errors import LearnerLostError, LostError
 from oat.runtime.calls import call_of
-from oat.runtime.crew import Member
+from oat.runtime.crew import WorkerProcess
 from oat.runtime.transfer import in_shares
 from oat.types import Batch, Trajectory
 
@@ -24,7 +24,7 @@ class RemoteLearner:
     Every method raises LearnerLostError if the process has ended, or has not replied in time.
     """
 
-    def __init__(self, member: Member):
+    def __init__(self, member: WorkerProcess):
         self._member = member
         self.facts: dict[str, Any] = self._ask("facts")
         self.micro_batch_tokens: int | None = self.facts["micro_batch_tokens"]

@@ -12,9 +12,8 @@ import torch
 
 from oat.errors import WeightsError
 from oat.protocols import Learner
-from oat.runtime.checksums import checksums
 from oat.runtime.probe import Probing
-from oat.runtime.transfer import buckets, loaded_with
+from oat.runtime.transfer import buckets, checksums, loaded_with
 from oat.types import ENSEMBLE, Bucket, Probe, Receipt, Shipment
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oat.errors import ConfigError, OatWarning, escape_streams
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.loading import load_symbol, own_files
 from oat.runtime.calls import answered
 
@@ -87,7 +87,7 @@ def versions() -> dict[str, str]:
 def surroundings() -> tuple[str, list[str]]:
     """Return the folder from which this process sees relative paths, and the folders in which it looks for
     modules."""
-    return str(seen(Path()).resolve()), [place for place in sys.path if place]
+    return str(absolute(Path()).resolve()), [place for place in sys.path if place]
 
 
 def prepared(

@@ -25,7 +25,7 @@ import numpy as np
 from oat import wire
 from oat.data.formats import checked
 from oat.data.messages import ROLES
-from oat.data.prompt_set import Source, read_prompts
+from oat.data.prompts import Source, read_prompts
 from oat.environments.base import Environment, Turn, make_environment
 from oat.environments.batched import is_async
 from oat.environments.contract import state_fault, turn_fault, turns_fault

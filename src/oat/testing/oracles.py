@@ -30,7 +30,7 @@ from oat.oracles.whole_groups import STATE
 from oat.testing.part import Part
 from oat.testing.samples import make_question
 from oat.types import Answer, Question, Steps
-from oat.types.budget import Budget
+from oat.types.questions import Budget
 
 _PATIENCE_S = 1.0
 _OF_A_RESPONSE = (

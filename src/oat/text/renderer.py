@@ -25,16 +25,24 @@ import numpy as np
 
 from oat.errors import TemplateError
 from oat.text.answers import is_text, refuse_empty, refuse_other_history, response_text, turns_of, whole_text
-from oat.text.chat_template import RESPONSE, USER, ChatTemplate, special_tokens
+from oat.text.chat_template import (
+    RESPONSE,
+    USER,
+    ChatTemplate,
+    check_chatml,
+    load_template,
+    on_day,
+    plain_prompt,
+    proposal,
+    special_tokens,
+)
 from oat.text.control_tokens import any_of, is_own, marked
-from oat.text.decoding import Decoder, Ids
+from oat.text.decoding import Decoder, Ids, text_ends
 from oat.text.encoding import Encoder
 from oat.text.joining import Joiner
 from oat.text.openings import Openings, cut, plain_opening
 from oat.text.question_forms import Form
 from oat.text.template_study import Turn, look_for_rewriting, study_control, study_turn
-from oat.text.templates import check_chatml, load_template, on_day, plain_prompt, proposal
-from oat.text.text_ends import text_ends
 from oat.text.vocabulary import num_ids
 from oat.types import Message, Opening
 

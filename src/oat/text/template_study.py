@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oat.errors import TemplateError, warn
-from oat.text.chat_template import RESPONSE, USER, ChatTemplate, special_tokens
+from oat.text.chat_template import CHATML_TOKENS, RESPONSE, USER, ChatTemplate, proposal, special_tokens
 from oat.text.openings import Openings, common_length
-from oat.text.templates import CHATML_TOKENS, proposal
 from oat.types import Message
 
 if TYPE_CHECKING:

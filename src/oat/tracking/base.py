@@ -53,8 +53,8 @@ class Sink(Protocol):
       every process sends all rows.
 
     The package's own sinks also declare four attributes. `Config` is the class of the options. `extra` is the
-    extra of this package that installs the library. `place` names the options that say where the rows go.
-    `told` names the options that `oat check` shows.
+    extra of this package that installs the library of the sink's name; None: it needs no library. `place`
+    names the options that say where the rows go. `told` names the options that `oat check` shows.
     """
 
     def open(self, run: Opening) -> str | None:

@@ -26,7 +26,7 @@ import msgspec
 
 from oat.config.secrets import Hider
 from oat.errors import printable, warn
-from oat.files import seen, start
+from oat.files import absolute, start
 from oat.plugins.child import HEADER, frame
 from oat.tracking.leftovers import VARIABLE, end_all_marked
 
@@ -67,7 +67,7 @@ class SinkProcess:
     """
 
     def __init__(self, sink: Described, folder: Path, config: Mapping[str, Any]):
-        self.sink, self.folder = sink, seen(folder)
+        self.sink, self.folder = sink, absolute(folder)
         self._hider = Hider(config)
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch, self._mark = "", ""

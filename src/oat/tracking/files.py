@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from oat.errors import DirectoryError, printable, warn
-from oat.files import Standing, parse_json, saying_what_is_free, write_atomically
-from oat.rundir.provenance import Told
+from oat.files import DirectoryGuard, parse_json, saying_what_is_free, write_atomically
+from oat.rundir.provenance import ProvenanceWriter
 from oat.rundir.rows import content_of, is_step, sound_advantages, sound_rows
 from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback, Item, Trajectory
@@ -43,18 +43,18 @@ class Tracking:
         *,
         samples: int,
         turns: Callable[[Trajectory], list[dict[str, Any]] | None] = lambda _: None,
-        told: Told | None = None,
+        told: ProvenanceWriter | None = None,
         sinks: Sequence[SinkProcess] = (),
-        standing: Standing | None = None,
+        standing: DirectoryGuard | None = None,
     ):
         self.paths = {stream: run_dir / name for stream, name in STREAMS.items()}
         self.samples = samples
         self.turns = turns
         self.told = told
         self.sinks = sinks
-        self.standing = standing or Standing()
+        self.standing = standing or DirectoryGuard()
         self.files: dict[str, TextIO] = {}
-        self._streams = Standing()
+        self._streams = DirectoryGuard()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
         """Remove from the streams the rows that the run will write again, and open them for the next row. A
@@ -86,7 +86,7 @@ class Tracking:
             if damage:
                 warn(f"{path}: {damage}; the run goes on, and what cannot be read is taken out")
             self._begin(name, kept, is_there=is_there)
-        self._streams = Standing(*self.paths.values())
+        self._streams = DirectoryGuard(*self.paths.values())
         for sink in self.sinks:
             sink.open(kept_rows)
         if step == 0 and self.told is not None:
@@ -125,7 +125,7 @@ class Tracking:
             if all(value is None for own in values for value in own):
                 return
             self._open("advantages")
-            self._streams = Standing(*self.paths.values())
+            self._streams = DirectoryGuard(*self.paths.values())
         self._write("advantages", _line({"step": step, "advantages": values}))
 
     def flush(self) -> None:

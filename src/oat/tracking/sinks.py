@@ -6,12 +6,11 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 from oat.config.load import Origins, convert, unknown_field, where
 from oat.config.settings import SinkConfig, TrackingConfig
 from oat.errors import ConfigError, did_you_mean
-from oat.files import seen
+from oat.files import absolute
 from oat.plugins.registry import SINKS
 from oat.tracking.child import Described
 
@@ -37,19 +36,23 @@ def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
                 f"{key}.*; remove one"
             )
         keys.add(key)
-        if sink.name != FILES and sink.name in SINKS:
-            sink = replace(sink, options=_options(sink, path, origins))
+        if sink.name != FILES and sink.name in SINKS and not isinstance(sink, _Typed):
+            sink = _typed(sink, path, origins)
         found.append(sink)
     return replace(tracking, sinks=tuple(found))
 
 
-def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[str, Any]:
-    """Return the options of one of the package's own sinks. Options that are not set have their defaults."""
+class _Typed(SinkConfig):
+    """One of the package's own sinks, whose options were checked, and are complete."""
+
+
+def _typed(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> SinkConfig:
     cls = SINKS[sink.name].Config
     known = {f.name for f in fields(cls)}
     for option in sink.options.keys() - known:
         raise unknown_field((*path, option), {*known, "samples", "wait_s"}, origins, f" of {sink.name}")
-    return asdict(convert(cls, sink.options, path, origins))
+    options = asdict(convert(cls, sink.options, path, origins))
+    return _Typed(sink.name, options, sink.samples, sink.wait_s)
 
 
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
@@ -96,8 +99,8 @@ def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
         )
         place = where(tuple(field.split(".")), origins)
         if sink.name in SINKS:
-            if importlib.util.find_spec(sink.name) is None:
-                extra: str = SINKS[sink.name].extra
+            extra: str | None = SINKS[sink.name].extra
+            if extra is not None and importlib.util.find_spec(sink.name) is None:
                 named = f"{field} is set" if field == "tracking.tensorboard" else f"{field} has {sink.name}"
                 raise ConfigError(
                     f"{place}: {named}, and its library is missing: pip install 'oat-align[{extra}]', or "
@@ -118,10 +121,12 @@ def _described(sink: SinkConfig) -> Described:
     ours = SINKS.get(sink.name)
     place, _, attribute = sink.name.rpartition(":")
     is_file = ours is None and place.endswith(".py")
-    options: dict[str, Any] = {**(asdict(ours.Config()) if ours else {}), **sink.options}
+    options = sink.options
+    if ours is not None and not isinstance(sink, _Typed):  # `tracking.tensorboard: true` has no section
+        options = asdict(ours.Config())
     return Described(
         key=key_of(sink.name),
-        symbol=f"{seen(place)}:{attribute}" if is_file else SINKS.symbol(sink.name),
+        symbol=f"{absolute(place)}:{attribute}" if is_file else SINKS.symbol(sink.name),
         options=options,
         place={name: options[name] for name in (ours.place if ours else options)},
         samples=sink.samples,
@@ -162,7 +167,7 @@ def _problem(name: str) -> str:
             else f"there is no module {place} here; install it, or put its folder on PYTHONPATH"
         )
     try:
-        tree = ast.parse(seen(place).read_text(encoding="utf-8"))
+        tree = ast.parse(absolute(place).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
         return (
             f"{place} cannot be read as Python ({error}); check the path, which is relative to where you are"

@@ -88,7 +88,6 @@ From feedback to weights:
                     questions and answers go on
 """
 
-from oat.types.conversation import Message, Opening, Prompt
 from oat.types.learning import (
     Batch,
     Branching,
@@ -123,6 +122,9 @@ from oat.types.sampling import (
     FinishReason,
     Group,
     KeptSets,
+    Message,
+    Opening,
+    Prompt,
     Request,
     Sampling,
     Segment,

@@ -118,7 +118,7 @@ class Bucket:
 
     Attributes:
         tensors: by name.
-        sums: checksum of each tensor at the sender, by name (`runtime/checksums.py`).
+        sums: checksum of each tensor at the sender, by name (`runtime/transfer.py`).
     """
 
     slot: str

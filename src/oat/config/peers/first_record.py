@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import is_signal
-from oat.files import seen
+from oat.files import absolute
 
 _LONGEST = 1_000_000
 """Number of bytes within which the first record of a file is sought."""
@@ -48,7 +48,7 @@ def count(prompts: Any) -> int | None:
         if not isinstance(prompts, str | Path):
             is_known = isinstance(prompts, list | tuple) or type(prompts).__module__.startswith("datasets.")
             return len(prompts) if is_known else None
-        path = seen(Path(prompts))
+        path = absolute(Path(prompts))
         if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _LARGEST:
             return None
         with path.open("rb") as file:
@@ -66,7 +66,7 @@ def _first(prompts: Any) -> Mapping[str, Any]:
         ValueError, OSError: it cannot be read.
     """
     if isinstance(prompts, str | Path):
-        path = seen(Path(prompts))
+        path = absolute(Path(prompts))
         if path.suffix not in (".jsonl", ".json") or not path.is_file():
             raise ValueError(prompts)
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""The defaults of our settings by their dotted names, for messages. No algorithm is imported for them."""
+"""The defaults of our settings by their dotted names, for messages."""
 
 from typing import Any, get_type_hints
 
-from oat.config.part_fields import OTHER_DEFAULTS, PART_FIELDS
+from oat.config.part_names import fields_of_parts
 from oat.config.settings import Config
 
 
@@ -15,9 +15,9 @@ def default_of(setting: str, algorithm: str | None = None) -> Any:
             most of them have.
     """
     section, _, name = setting.partition(".")
-    if section in PART_FIELDS:
-        own = OTHER_DEFAULTS.get(algorithm or "", {}) if section == "algorithm" else {}
-        return own.get(name, PART_FIELDS[section].get(name))
+    if of_parts := fields_of_parts(section):
+        own = fields_of_parts(section, algorithm if section == "algorithm" else None)
+        return own.get(name, of_parts.get(name))
     found: Any = get_type_hints(Config).get(section)
     for part in name.split("."):
         found = getattr(found, part, None)

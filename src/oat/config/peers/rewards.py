@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oat.config.peers.objects import Named
-from oat.files import seen
+from oat.files import absolute
 
 REWARDS = ("reward_funcs", "reward_weights")
 """TRL's names for reward functions and their weights, which decide the oracle together."""
@@ -55,4 +55,4 @@ def _source(function: Any, *, is_python: bool) -> dict[str, Any] | None:
     if not module or not function.replace(".", "").isidentifier():
         return None
     file = f"{module.replace('.', '/')}.py"
-    return {"name": f"{file if seen(file).is_file() else module}:{name}"}
+    return {"name": f"{file if absolute(file).is_file() else module}:{name}"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_origin, get_type_hints
 
-from oat.config.part_fields import PART_FIELDS
+from oat.config.part_names import fields_of_parts
 from oat.config.peers.faults import near_value
 from oat.config.peers.objects import Named
 from oat.config.peers.rewards import REWARDS
@@ -109,8 +109,8 @@ def _has(setting: str, value: str) -> bool:
     """Return True if a setting of ours has named values, and a text is one of them; of a part's setting with
     a text as its default, that a text is a short word."""
     section, _, name = setting.partition(".")
-    if section in PART_FIELDS:
-        return isinstance(PART_FIELDS[section].get(name), str) and bool(_WORD.fullmatch(value))
+    if of_parts := fields_of_parts(section):
+        return isinstance(of_parts.get(name), str) and bool(_WORD.fullmatch(value))
     kind: Any = Config
     for part in setting.split("."):
         kinds = (kind, *getattr(kind, "__args__", ()))

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oat.config.part_fields import READERS
+from oat.config import part_names
 from oat.config.peers.adapters import SECTION
 from oat.plugins.registry import ALGORITHMS
 
@@ -49,29 +49,6 @@ FILES = {
 }
 """The files of names, in the order in which they are searched, each with the name of its library; "": names
 that belong to no single library."""
-PAIRS = frozenset(
-    [
-        "aot",
-        "apo_down",
-        "apo_zero",
-        "bnf",
-        "cpo",
-        "discopop",
-        "dpo",
-        "exo",
-        "frozen",
-        "ipo",
-        "kto",
-        "nca",
-        "orpo",
-        "robust_dpo",
-        "simpo",
-        "slic",
-        "sppo_hard",
-        "xpo",
-    ]
-)
-"""Our algorithms for which the names of DPO are the right ones."""
 UNNAMED = ("whole", "list", ".jinja", "*")
 """Left sides of conversions that stand for values without a name, in the order in which they are tried."""
 _JINJA = re.compile(r"[^\n{}]*\.jinja2?")
@@ -276,7 +253,12 @@ def peer_of(names: Iterable[str]) -> str:
 def is_peers(setting: str) -> bool:
     """Return True if a field of our section `algorithm` is none of ours, and a table has it: verl's."""
     section, _, name = setting.partition(".")
-    return section == "algorithm" and name != "name" and name not in READERS and is_listed(setting.split("."))
+    return (
+        section == "algorithm"
+        and name != "name"
+        and not part_names.readers_of(name)
+        and is_listed(setting.split("."))
+    )
 
 
 def names() -> Iterable[str]:
@@ -292,18 +274,19 @@ def algorithm_of(groups: Iterable[str]) -> str | None:
 
 
 def family_of(algorithm: str | None) -> str | None:
-    """Return the family of one of our algorithms, by its name; None: it is not one of ours."""
-    if algorithm not in ALGORITHMS:
+    """Return the family of one of our algorithms, by its name; None: it is not one of ours. The names of GRPO
+    are the right ones for algorithms with a KL in their loss ("group"), those of DPO for the others
+    ("pairs")."""
+    if algorithm is None or algorithm not in ALGORITHMS:
         return None
-    return {"sft": "sft", "reward_model": "reward"}.get(str(algorithm)) or (
-        "pairs" if algorithm in PAIRS else "group"
-    )
+    has_kl = "kl_coef" in part_names.fields_of_parts("algorithm", algorithm)
+    return {"sft": "sft", "reward_model": "reward"}.get(algorithm, "group" if has_kl else "pairs")
 
 
 def readers_of(setting: str) -> tuple[str, ...]:
     """Return our algorithms that read a setting of the section `algorithm`; empty: it is no such setting."""
     section, _, field = setting.partition(".")
-    return READERS.get(field, ()) if section == "algorithm" else ()
+    return part_names.readers_of(field) if section == "algorithm" else ()
 
 
 def is_read(setting: str, algorithm: str | None) -> bool:

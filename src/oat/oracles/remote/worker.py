@@ -66,9 +66,11 @@ class RewardWorker(MosecWorker):
     def __init__(self) -> None:
         import torch  # here, because the process that starts the workers needs no model
 
+        from oat.hardware.memory import keep_few_kernels
         from oat.models.scoring import Scorer
 
         super().__init__()
+        keep_few_kernels()
         settings = msgspec.json.decode(os.environ[SETTINGS], type=WorkerSettings)
         self.secret = settings.secret
         if os.environ[DEVICE] == "cpu":

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from oat.evaluation.records import RECORD, TURNS
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.extraction import load_extractor
-from oat.resolve.resolved import Resolved, evaluation_budgets, evaluation_oracles_of
+from oat.resolve.oracles import evaluation_oracles_of
+from oat.resolve.resolved import Resolved, evaluation_budgets
 from oat.types import ENSEMBLE
 from oat.types.part import Check
 

@@ -1,0 +1,204 @@
+"""What a setting says of itself beside its type, its default and its docstring: when a run reads it, and when
+it may change.
+
+    critic: str | None = setting(None, read_if=HAS_CRITIC)
+    learning_rate: NonNegative = setting(1e-6, may_change="fork")
+
+A field that says nothing has what its section says, and a section what the section around it says.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
+
+Change = Literal["never", "fork", "always"]
+"""When a setting may change. `never`: a run keeps the value with which it began, and so do its forks. `fork`:
+a fork may have another value. `always`: a continued run may have another value too."""
+
+CHANGES: tuple[Change, ...] = ("never", "fork", "always")
+UNSAID: Any = type("Unsaid", (), {"__repr__": lambda self: "unsaid"})()
+"""In place of a value that a field does not state."""
+
+_KEY = "oat"
+
+
+class Reader(Protocol):
+    """What the conditions of settings ask of a run. `oat.resolve.resolved.Resolved` answers."""
+
+    config: Any
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Names of the oracles of training and of evaluations, without those that cost nothing."""
+
+    @property
+    def learns_pairs(self) -> bool: ...
+
+    @property
+    def has_critic(self) -> bool: ...
+
+    @property
+    def has_reference(self) -> bool: ...
+
+    @property
+    def learns_with_reference(self) -> bool: ...
+
+    @property
+    def learns_reward(self) -> bool: ...
+
+    @property
+    def shows_groups(self) -> bool:
+        """True if a reward function may read whole groups of responses."""
+
+    @property
+    def origins(self) -> Mapping[tuple[str, ...], str]:
+        """The place where each setting was set."""
+
+    @property
+    def has_own_reference(self) -> bool:
+        """True if the reference has weights of its own."""
+
+    @property
+    def question_stop(self) -> tuple[str, ...] | None:
+        """The strings at which a further question of `render.question` would begin; None: it is not set."""
+
+    @property
+    def placed_actors(self) -> int | None:
+        """The number of GPUs that actors have; None: `compute.gpus` is not set."""
+
+    @property
+    def policy_steps(self) -> int | None:
+        """The number of optimiser steps of the run in which the policy learns; None if its schedule does not
+        fall."""
+
+    @property
+    def critic_steps(self) -> int | None:
+        """The number of the critic's optimiser steps; None if its schedule does not fall."""
+
+    @property
+    def waits_for_environment(self) -> bool:
+        """True if a method of the environment is `async`, so that a deadline can end it."""
+
+
+class ReadIf(NamedTuple):
+    """When a run reads a setting.
+
+    Attributes:
+        words: the condition for people, after "it is read only if".
+        holds: True if a run reads the setting.
+    """
+
+    words: str
+    holds: Callable[[Reader], bool]
+
+
+class Follows(NamedTuple):
+    """The value that a setting gets from other settings if it is left open.
+
+    Attributes:
+        words: returns the settings from which it follows, for people, such as "as learner.learning_rate".
+        value: returns the value; None: nothing follows in this run.
+        fills: when the value becomes that of the setting: "first", before settings are checked against each
+            other; "last", after that; or "never": the setting stays open, and people are told what holds.
+    """
+
+    words: Callable[[Reader], str]
+    value: Callable[[Reader], Any]
+    fills: Literal["first", "last", "never"] = "never"
+
+
+class Said(NamedTuple):
+    """What a field says of itself; `UNSAID` where it says nothing.
+
+    Attributes:
+        read_if: when the run reads it; None: always.
+        may_change: when it may change.
+        open: the value that leaves the field open. A run fixes the value of an open field when it is created.
+        follows: the value that it gets from other settings if it is left open.
+        earlier: what runs did whose configuration lacks the field, since an earlier version began them.
+    """
+
+    read_if: Any = UNSAID
+    may_change: Any = UNSAID
+    open: Any = UNSAID
+    follows: Any = UNSAID
+    earlier: Any = UNSAID
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    default_factory: Any = dataclasses.MISSING,
+    read_if: ReadIf | None = UNSAID,
+    may_change: Change = UNSAID,
+    open: Any = UNSAID,
+    follows: Follows = UNSAID,
+    earlier: Any = UNSAID,
+) -> Any:
+    """Return the field of a setting. See `Said` for the last five arguments."""
+    said = Said(read_if, may_change, open, follows, earlier)
+    if default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=default_factory, metadata={_KEY: said})
+    return dataclasses.field(default=default, metadata={_KEY: said})
+
+
+def said(field: "dataclasses.Field[Any]") -> Said:
+    """Return what a field says of itself."""
+    found: Said = field.metadata.get(_KEY, Said())
+    return found
+
+
+def within(inner: Said, outer: Said) -> Said:
+    """Return what holds of a field that says `inner`, in a section of which `outer` holds."""
+    of_section = Said(outer.read_if, outer.may_change)
+    return Said(*(own if own is not UNSAID else above for own, above in zip(inner, of_section, strict=True)))
+
+
+def settings_below(values: Any, above: Said = Said(), path: tuple[str, ...] = ()) -> Iterator["Setting"]:
+    """Yield each setting of a section and of the sections in it. A section is no setting, and neither are the
+    options of a component, which are arguments of its constructor."""
+    for field in dataclasses.fields(values):
+        own, value = within(said(field), above), getattr(values, field.name)
+        if field.name == "settings" and dataclasses.is_dataclass(value):  # of a part, written beside its name
+            yield from settings_below(value, above, path)
+        elif dataclasses.is_dataclass(value):
+            yield from settings_below(value, own, (*path, field.name))
+        elif field.name not in ("options", "settings"):
+            yield Setting((*path, field.name), value, field.default, own)
+
+
+class Setting(NamedTuple):
+    """A setting in a configuration.
+
+    Attributes:
+        default: `dataclasses.MISSING` if it has none.
+        said: what holds of it, also by the sections around it.
+    """
+
+    path: tuple[str, ...]
+    value: Any
+    default: Any
+    said: Said
+
+
+def said_at(values: Any, names: Sequence[str], above: Said = Said()) -> Said:
+    """Return what holds of a setting or a section.
+
+    Args:
+        values: a section around it, and `names` the path from there. Where the path leaves the sections that
+            have values, its types are followed; where it leaves the fields, as in the options of a component,
+            the last field counts.
+    """
+    kind: Any = values if isinstance(values, type) else type(values)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if not names:
+        return above
+    if names[0] not in fields:
+        part = getattr(values, "settings", None)
+        return said_at(part, names, above) if dataclasses.is_dataclass(part) else above
+    own = within(said(fields[names[0]]), above)
+    inner = None if isinstance(values, type) else getattr(values, names[0])
+    if not dataclasses.is_dataclass(inner):
+        hint = get_type_hints(kind)[names[0]]
+        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
+    return own if inner is None else said_at(inner, names[1:], own)
