@@ -58,7 +58,7 @@ def _same(component: Component, part: Any, before: Any) -> Part | None:
     others = {name: value for name, value in component.options.items() if before.options[name] != value}
     if not all(is_open[name] for name in others):
         return None
-    return replace(filled(before, others) if others else before, name=component.name)
+    return replace(filled(before, others), name=component.name)
 
 
 def _part(config: Config, section: str, part: Any, origins: Origins) -> Part:
@@ -93,6 +93,8 @@ def filled(part: Part, values: Mapping[str, Any]) -> Part:
     Raises:
         ConfigError: the part has no such setting, or refuses a value.
     """
+    if not values:
+        return part
     settings, types = copy.copy(part.settings), get_type_hints(type(part.settings), include_extras=True)
     for name, value in values.items():
         try:

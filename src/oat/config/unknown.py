@@ -33,6 +33,9 @@ from oat.errors import FEW_NAMES, did_you_mean, shortened
 
 _MOST = 4
 """Largest number of fields that a message proposes."""
+_TYPO = 0.9
+"""Similarity to a field of the section from which on a name is a typing error. It is then not compared with
+the names of our parts' settings, whose import takes time."""
 _LONGEST = 100
 """Number of characters of a name for which a similar one is sought, and which a message has."""
 _LEAST_SIMILAR = 0.75
@@ -139,8 +142,9 @@ def _of_one(
         return (
             f"did you mean `{last}`? {translated(place, [_meant(path, value, last, algorithm)], algorithm)}"
         )
+    is_typo = bool(difflib.get_close_matches(last, valid, n=1, cutoff=_TYPO))
     near = near or _within(last, valid)
-    if near and path[-1] not in {name.rpartition(".")[2] for name in field_names()}:
+    if near and not _stands_elsewhere(path[-1], with_parts=not is_typo):
         return f"did you mean `{near[0]}`?"
     found = _beyond(place, path, value, valid, algorithm)
     if found:
@@ -254,7 +258,16 @@ def _similarity(name: str, others: Sequence[str]) -> float:
     return max((difflib.SequenceMatcher(None, other, name).ratio() for other in others), default=0.0)
 
 
-def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
+def _stands_elsewhere(name: str, *, with_parts: bool) -> bool:
+    """Return True if a field of ours has this name.
+
+    Args:
+        with_parts: False: only fields that are known without importing our parts count.
+    """
+    return any(name == each.rpartition(".")[2] for each in field_names(with_parts=with_parts))
+
+
+def field_names(cls: Any = Config, above: str = "", *, with_parts: bool = True) -> Iterator[str]:
     """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
     engines."""
     types = get_type_hints(cls)
@@ -267,7 +280,7 @@ def field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
             yield name
         for part in parts:
             yield from field_names(part, f"{name}.")
-        if cls is Config:
+        if cls is Config and with_parts:
             yield from (f"{name}.{field}" for field in fields_of_parts(f.name))
 
 

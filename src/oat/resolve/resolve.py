@@ -227,5 +227,5 @@ def _with_samples(resolved: Resolved) -> Resolved:
 
 
 def _with_options(config: Config, section: str, options: Mapping[str, object]) -> Config:
-    parts: dict[str, Any] = {section: filled(getattr(config, section), options)} if options else {}
+    parts: dict[str, Any] = {section: filled(getattr(config, section), options)}
     return replace(config, **parts)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oat.config.load import Origins, convert, load_config, read_tree
+from oat.config.parts import with_settings
 from oat.config.settings import Config
 from oat.config.stored import stored_config, with_given
 from oat.errors import ConfigError, plural, warn
@@ -82,6 +83,7 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
             f"{path}: its run_dir is {named}, which is not the folder of this run, as after a move or a "
             f"copy; the run in {config.run_dir} is taken (--run_dir names another)"
         )
+    config = with_settings(config, origins)  # a mistake in a part's settings is told before more is imported
     from oat.resolve.resolve import resolve
 
     return resolve(config, origins)
@@ -93,9 +95,9 @@ def resolve_present(path: str | Path, flags: Sequence[str] = ()) -> "Resolved":
     Raises:
         ConfigError, DataError, ModelError: see `resolve_file` and `refuse_missing`.
     """
+    resolved = resolve_file(path, flags)
     from oat.resolve.missing import refuse_missing
 
-    resolved = resolve_file(path, flags)
     refuse_missing(resolved)
     return resolved
 
