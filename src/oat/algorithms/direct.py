@@ -220,6 +220,7 @@ class Direct(Objective):
         losses = self.pair_losses(outputs, view)
         if "turned_U" not in view.columns:
             return losses
+        # the rows of a pair are 2u and 2u + 1, so the last bit of a row's number exchanges them
         turned = self.pair_losses(outputs, replace(view, row_of_K=view.row_of_K ^ 1))
         weight_U = view["turned_U"]
         return {
