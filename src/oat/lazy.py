@@ -11,13 +11,20 @@ from typing import Any
 
 
 class _Lazy:
+    __slots__ = ("__dict__", "_module")  # a slot stays when `__dict__` becomes that of the module
+
     def __init__(self, name: str):
-        self._name = name
+        object.__setattr__(self, "_module", name)
 
     def __getattr__(self, attribute: str) -> Any:
-        module = importlib.import_module(self._name)
-        self.__dict__ = module.__dict__  # from now on all names are found there, also those set later
+        if attribute == "_module":
+            raise AttributeError(attribute)  # of a copy that was not initialised
+        module = importlib.import_module(self._module)
+        object.__setattr__(self, "__dict__", module.__dict__)  # all names are found there from now on
         return getattr(module, attribute)
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        setattr(importlib.import_module(self._module), attribute, value)
 
 
 def lazily(name: str) -> Any:

@@ -155,13 +155,14 @@ def within(inner: Said, outer: Said) -> Said:
 
 
 def settings_below(values: Any, above: Said = Said(), path: tuple[str, ...] = ()) -> Iterator["Setting"]:
-    """Yield each setting of a section and of the sections in it. A section is no setting, and neither are the
-    options of a component, which are arguments of its constructor."""
+    """Yield each setting of a section, and the sections in it, each before its own settings. The options of a
+    component, which are arguments of its constructor, are no settings."""
     for field in dataclasses.fields(values):
         own, value = within(said(field), above), getattr(values, field.name)
         if field.name == "settings" and dataclasses.is_dataclass(value):  # of a part, written beside its name
             yield from settings_below(value, above, path)
         elif dataclasses.is_dataclass(value):
+            yield Setting((*path, field.name), value, field.default, own)
             yield from settings_below(value, own, (*path, field.name))
         elif field.name not in ("options", "settings"):
             yield Setting((*path, field.name), value, field.default, own)

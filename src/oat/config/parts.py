@@ -87,14 +87,24 @@ def _part(config: Config, section: str, part: Any, origins: Origins) -> Part:
     return Part(component.name, dataclasses.asdict(settings), settings)
 
 
-def filled(part: Part, values: Mapping[str, Any]) -> Part:
-    """Return the part with other values of some settings. No settings are made anew for it: these are a copy.
+def own_settings(config: Config, section: str) -> Any:
+    """Return the settings that a part gets. A user's part gets a copy, which it may change."""
+    settings = settings_of(config, section)
+    return copy.deepcopy(settings) if ":" in getattr(config, section).name else settings
+
+
+def filled(part: Part, values: Mapping[str, Any], section: str = "") -> Part:
+    """Return the part with other values of some settings. No settings of our own parts are made anew for it:
+    these are a copy. Those of a user's part are made by the user's class.
 
     Raises:
         ConfigError: the part has no such setting, or refuses a value.
     """
     if not values:
         return part
+    if not type(part.settings).__module__.startswith("oat."):
+        settings = convert(type(part.settings), {**part.options, **values}, (section,), {})
+        return replace(part, options=dataclasses.asdict(settings), settings=settings)
     settings, types = copy.copy(part.settings), get_type_hints(type(part.settings), include_extras=True)
     for name, value in values.items():
         try:

@@ -115,10 +115,13 @@ def write_stored(file: Path, config: Config) -> None:
 def _has_comments(text: str) -> bool:
     """Return True if there is a `#` between two tokens of YAML text."""
     end = 0
-    for token in yaml.scan(text, yaml.SafeLoader) if "#" in text else ():
-        if "#" in text[end : token.start_mark.index]:
-            return True
-        end = token.end_mark.index
+    try:
+        for token in yaml.scan(text, yaml.SafeLoader) if "#" in text else ():
+            if "#" in text[end : token.start_mark.index]:
+                return True
+            end = token.end_mark.index
+    except yaml.YAMLError:  # libyaml reads some texts that the scanner refuses
+        return True
     return "#" in text[end:]
 
 
@@ -132,7 +135,7 @@ def _edited(text: str, before: Mapping[str, Any], config: Config) -> str | None:
             end = stop
         found = "".join([*parts, text[end:]])
         return found if dump(config_of(parse_tree(found))[0]) == dump(config) else None
-    except (KeyError, ConfigError):
+    except (KeyError, ConfigError, yaml.YAMLError):  # libyaml reads some texts that the scanner refuses
         return None
 
 

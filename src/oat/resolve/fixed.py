@@ -122,7 +122,8 @@ def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config
 def _with_fixed(config: Config, stored: Config) -> Config:
     """Return the configuration. Each field that it leaves open (`Said.open`) gets the value in `stored`."""
     for setting in settings_below(config):
-        if setting.said.open is not UNSAID and setting.value == setting.said.open:
+        is_open = setting.said.open is not UNSAID and setting.value == setting.said.open
+        if is_open and len(setting.path) == 2:
             section, name = setting.path
             config = _with(config, section, name, getattr(_settings(stored, section), name))
     return config

@@ -7,7 +7,7 @@ from typing import Any
 
 from oat.config.load import Origins, where
 from oat.config.part_names import REGISTRIES
-from oat.config.parts import filled, find_part, settings_of
+from oat.config.parts import filled, find_part, own_settings
 from oat.config.settings import Component, Config
 from oat.errors import ConfigError
 from oat.plugins.calls import guarded
@@ -43,7 +43,7 @@ def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str
     part = find_part(config, section, origins)
     if not hasattr(part, "defaults"):
         return {}
-    settings = settings_of(config, section)
+    settings = own_settings(config, section)
     try:
         with _calling(config, section, "defaults"):
             found: dict[str, Derived] = dict(part.defaults(settings, run_facts(config)))
@@ -65,7 +65,7 @@ def part_checks(config: Config, facts: RunFacts) -> list[Check]:
     for section in REGISTRIES:
         part = find_part(config, section, {})
         if hasattr(part, "checks"):
-            settings = settings_of(config, section)
+            settings = own_settings(config, section)
             with _calling(config, section, "checks"):
                 checks = list[Check](part.checks(settings, facts))
             for check in checks:
@@ -108,7 +108,8 @@ def _require_open(config: Config, section: str, settings: Any, found: Mapping[st
                 f"{getattr(settings, name)!r}; give values only to settings that are None"
             )
     try:
-        filled(getattr(config, section), {name: default.value for name, default in found.items()})
+        given = {name: default.value for name, default in found.items()}
+        filled(getattr(config, section), given, section)
     except ConfigError as error:
         raise ConfigError(f"`defaults` of {by} gives a wrong value: {error}") from error
 

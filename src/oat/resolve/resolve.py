@@ -5,7 +5,6 @@ This step needs only the configuration. Before it, `config/load.py` checks each 
 `assemble/run_inputs.py` and `assemble/run.py` make the checks that need the model or the data.
 """
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from oat.algorithms.base import Objective
 from oat.config.fields import UNSAID, settings_below
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
 from oat.config.part_names import REGISTRIES
-from oat.config.parts import filled, find_part, settings_of, with_settings
+from oat.config.parts import filled, find_part, own_settings, with_settings
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer, NoExploration
@@ -78,8 +77,7 @@ def openings(resolved: Resolved) -> Callable[[], Resolved]:
 
 def make_objective(config: Config) -> Objective:
     """Make the objective of a configuration in which all settings of the parts are filled in."""
-    cls, settings = find_part(config, "algorithm", {}), settings_of(config, "algorithm")
-    objective: Objective = cls(_own(config.algorithm.name, settings))
+    objective: Objective = find_part(config, "algorithm", {})(own_settings(config, "algorithm"))
     is_engines_old = engine_traits(config).capabilities.recorded_is_old
     objective.recorded_is_old = config.learner.autocast is None and is_engines_old
     return objective
@@ -98,7 +96,7 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
     cls: Callable[..., Explorer] = find_part(config, "explorer", {})
     name = config.explorer.name
-    given = [_own(name, settings_of(config, "explorer"))] if hasattr(cls, "Config") else []
+    given = [own_settings(config, "explorer")] if hasattr(cls, "Config") else []
     with guarded(
         name,
         lambda what: ConfigError(
@@ -107,11 +105,6 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     ):
         explorer = cls(requires.feedback, *given)
     return explorer if name in EXPLORERS else GuardedExplorer(explorer, requires.feedback, name)
-
-
-def _own(name: str, settings: Any) -> Any:
-    """Return the settings that a part gets. A user's part gets a copy, which it may change."""
-    return copy.deepcopy(settings) if ":" in name else settings
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
@@ -227,5 +220,5 @@ def _with_samples(resolved: Resolved) -> Resolved:
 
 
 def _with_options(config: Config, section: str, options: Mapping[str, object]) -> Config:
-    parts: dict[str, Any] = {section: filled(getattr(config, section), options)}
+    parts: dict[str, Any] = {section: filled(getattr(config, section), options, section)}
     return replace(config, **parts)
