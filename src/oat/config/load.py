@@ -30,6 +30,7 @@ path () has the name of the file."""
 
 _UNREADABLE = (yaml.YAMLError, RecursionError, ValueError)
 """Errors of a YAML loader; `ValueError` for a date such as 2026-02-30."""
+_MOST_BRACKETS = 1000
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
@@ -400,9 +401,12 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
     times."""
     try:
         try:
-            tree, origins = _constructed(Loader, path, text)
+            # libyaml's composer ends the process at very deep nesting
+            kind = Loader if text.count("[") + text.count("{") < _MOST_BRACKETS else SlowLoader
+            tree, origins = _constructed(kind, path, text)
         except _UNREADABLE:
             tree, origins = _constructed(SlowLoader, path, text)  # for its message
+        _copied(tree)  # what is nested too deeply to be copied is refused
     except _UNREADABLE as error:
         raise ConfigError(_not_yaml(path, text, error)) from None
     if not isinstance(tree, dict):
