@@ -34,11 +34,11 @@ from oat.learner.limits import GB
 from oat.loop import Row, Run, fill, learn, publish_weights, save, states, take
 from oat.models.outline_errors import NotOutlinedError
 from oat.oracles.base import Oracle
-from oat.oracles.builtin import BUILTIN
+from oat.oracles.builtin import BUILTIN, KnownOracle
 from oat.resolve.resolved import Resolved
 from oat.rollout.actor import Actor
 from oat.seeds import Seeds
-from oat.types import Answer, Feedback, Kind, Mark, Plan, Price, Prompt, Question
+from oat.types import Answer, Feedback, Kind, Mark, Plan, Prompt, Question
 
 STEPS = 3
 """Steps that are measured, after one that warms up."""
@@ -50,7 +50,7 @@ _FEW = 16
 """Least number of responses that are measured: fewer fill no pass."""
 
 
-class RandomOracle(Oracle):
+class RandomOracle(KnownOracle):
     """An oracle that answers with random numbers, free of charge.
 
     Args:
@@ -58,28 +58,14 @@ class RandomOracle(Oracle):
         reads_group: see `Oracle`.
     """
 
-    cacheable = False
-
     def __init__(self, answers: Kind, *, reads_group: bool = False):
-        self.answers = answers
+        super().__init__("random", answers)
         self.reads_group = reads_group
-        self._open: dict[str, Question] = {}
 
-    def price(self, question: Question) -> Price:
-        return Price()
-
-    def submit(self, questions: Sequence[Question]) -> list[str]:
-        self._open.update({str(question.key): question for question in questions})
-        return [str(question.key) for question in questions]
-
-    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        return [(each, _random(self._open.pop(each))) for each in tickets if each in self._open]
-
-
-def _random(question: Question) -> Answer:
-    values = Seeds(0).at("random", str(question.key)).random(question.size).tolist()
-    marks: list[Mark] = ["ok"] * question.size
-    return Answer(question.key, tuple(values), tuple(marks), queries=0, by="random")
+    def answer(self, question: Question) -> Answer:
+        values = Seeds(0).at("random", str(question.key)).random(question.size).tolist()
+        marks: list[Mark] = ["ok"] * question.size
+        return Answer(question.key, tuple(values), tuple(marks), queries=0, by="random")
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class KnownOracle(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        return [(ticket, self._answer(self._open.pop(ticket))) for ticket in tickets if ticket in self._open]
+        return [(ticket, self.answer(self._open.pop(ticket))) for ticket in tickets if ticket in self._open]
 
-    def _answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> Answer:
         known = question.known
         if self.name == "environment" and not known:
             known = (None,) * len(question.candidates)
@@ -70,7 +70,7 @@ class BeliefOracle(KnownOracle):
     def __init__(self) -> None:
         super().__init__(ENSEMBLE, "compare")
 
-    def _answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> Answer:
         values = [0.5 if value is None else value for value in question.known[:1]]
         if len(values) != 1 or not 0 <= values[0] <= 1:
             raise OracleError(
