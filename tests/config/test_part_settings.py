@@ -134,3 +134,65 @@ def test_a_new_setting_needs_its_part_s_file_only(world: World, tmp_path: Path) 
         env={"PYTHONPATH": str(tmp_path / "src"), "PATH": ""},
     )
     assert ended.returncode == 0, ended.stderr
+
+
+_PART = """
+from dataclasses import dataclass
+
+from oat.algorithms.direct import DPO
+from oat.config.fields import Follows, setting
+from oat.config.conditions import HAS_CRITIC
+
+
+@dataclass(frozen=True)
+class Inner:
+    deep: int = {inner}
+
+
+class Mine(DPO):
+    @dataclass(frozen=True)
+    class Config(DPO.Config):
+        own: int = {own}
+        inner: Inner = Inner()
+"""
+
+
+def part_of_ones_own(folder: Path, own: str = "0", inner: str = "0") -> dict[str, Any]:
+    (folder / "mine.py").write_text(_PART.format(own=own, inner=inner), encoding="utf-8")
+    return {"algorithm.name": f"{folder / 'mine.py'}:Mine", "checkpoint.every": 1}
+
+
+@pytest.mark.parametrize(
+    ("where", "field", "words"),
+    [
+        ("own", "setting(0, may_change='Fork')", "did you mean `fork`"),
+        ("own", "setting(0, read_if='the algorithm has a critic')", "give a ReadIf"),
+        ("own", "setting(0, open=0)", "`own` of"),
+        ("own", "setting(0, earlier=1)", "says `earlier`"),
+        ("inner", "setting(0, open=0)", "`inner.deep` of"),
+        ("inner", "setting(0, follows=Follows(str, bool, 'last'))", "says `follows`"),
+    ],
+)
+def test_what_a_setting_of_a_user_s_part_cannot_say(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, field: str, words: str
+) -> None:
+    config = world.config("dpo", tmp_path, part_of_ones_own(tmp_path, **{where: field}))
+    assert oat("check", config) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert f"{config}:" in said
+
+
+def test_a_setting_of_a_user_s_part_says_when_it_changes(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So do those in a section of the part."""
+    words = {"own": "setting(0, read_if=HAS_CRITIC)", "inner": "setting(0, may_change='always')"}
+    config = world.config("dpo", tmp_path, part_of_ones_own(tmp_path, **words))
+    assert oat("train", config, "--algorithm.own", 1) == 2
+    assert "read only if the algorithm has a critic" in capsys.readouterr().err
+    assert oat("train", config, "--stop.max_steps", 1) == 0
+    assert oat("train", config, "--stop.max_steps", 2, "--algorithm.inner.deep", 3) == 0
+    assert (
+        oat("train", config, "--stop.max_steps", 2, "--algorithm.inner.deep", 3, "--algorithm.beta", 0.5) == 2
+    )

@@ -73,7 +73,7 @@ ASKS_AHEAD = ReadIf("the oracle is not `recorded`", lambda run: run.config.oracl
 MAY_BE_LATE = ReadIf("oracle.max_wait_s or oracle.max_outstanding is set", _may_be_late)
 SHOWS_GROUPS = ReadIf("a reward function may read groups", lambda run: run.shows_groups)
 FALLS = ReadIf("a schedule is not constant", lambda run: _schedules(run) != {CONSTANT})
-CRITIC_FALLS = ReadIf("the critic's schedule is not constant", _critic_falls)
+CRITIC_FALLS = ReadIf("there is a critic, and its schedule is not constant", _critic_falls)
 SKIPS = ReadIf("learner.on_nonfinite is skip", lambda run: run.config.learner.on_nonfinite == "skip")
 HAS_PROMPTS = ReadIf("evaluation.path is set", lambda run: run.config.answering is not None)
 PASSES = ReadIf("evaluation.pass_at is set", lambda run: bool(run.config.evaluation.pass_at))

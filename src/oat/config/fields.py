@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
 
+from oat.errors import ConfigError, did_you_mean
+
 Change = Literal["never", "fork", "always"]
 """When a setting may change. `never`: a run keeps the value with which it began, and so do its forks. `fork`:
 a fork may have another value. `always`: a continued run may have another value too."""
@@ -135,8 +137,17 @@ def setting(
     follows: Follows = UNSAID,
     earlier: Any = UNSAID,
 ) -> Any:
-    """Return the field of a setting. See `Said` for the last five arguments."""
+    """Return the field of a setting. See `Said` for the last five arguments. A setting of a user's part says
+    only `read_if` and `may_change`.
+
+    Raises:
+        ConfigError: `read_if` or `may_change` has no such value.
+    """
     said = Said(read_if, may_change, open, follows, earlier)
+    if may_change is not UNSAID and may_change not in CHANGES:
+        raise ConfigError(f"may_change is {may_change!r}: {did_you_mean(str(may_change), CHANGES)}")
+    if not (read_if is UNSAID or read_if is None or isinstance(read_if, ReadIf)):
+        raise ConfigError(f"read_if is {read_if!r}; give a ReadIf, with its words and its condition")
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata={_KEY: said})
     return dataclasses.field(default=default, metadata={_KEY: said})

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from oat.config.fields import said
+from oat.config.fields import UNSAID, said, settings_below
 from oat.config.load import Origins, blaming, convert, unknown_field, where
 from oat.config.part_names import REGISTRIES, readers_of
 from oat.config.settings import Component, Config, Part
@@ -84,7 +84,21 @@ def _part(config: Config, section: str, part: Any, origins: Origins) -> Part:
                 given=own,
             )
     settings = convert(cls, component.options, (section,), origins)
+    if ":" in component.name:
+        _refuse_own_words(component.name, settings)
     return Part(component.name, dataclasses.asdict(settings), settings)
+
+
+def _refuse_own_words(name: str, settings: Any) -> None:
+    """Refuse what a setting of a user's part cannot say of itself, since a run fills in only settings of
+    oat's own."""
+    for path, _, _, own in settings_below(settings):
+        for word in ("open", "follows", "earlier"):
+            if getattr(own, word) is not UNSAID:
+                raise ConfigError(
+                    f"the field `{'.'.join(path)}` of {name} says `{word}`, as only oat's own settings do; "
+                    "say no more than `read_if` and `may_change`"
+                )
 
 
 def own_settings(config: Config, section: str) -> Any:
