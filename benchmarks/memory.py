@@ -68,8 +68,8 @@ class Shape:
     config: PreTrainedConfig | None = None
     tokens: int = 0
     lora: int | None = None
-    prompt: int = 192
-    response: int = 64
+    prompt: int = 64
+    response: int = 192
     steps: int = 1
     algorithms: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: {

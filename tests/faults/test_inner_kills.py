@@ -146,7 +146,7 @@ UPDATED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SERIES = REFILLED | UPDATED
-SAMPLES = {"ppo": 3}
+SAMPLES = {"waves": 0, "ppo": 3}
 """The kills that `make test` makes, by series."""
 
 Watch = Callable[[Callable[[bool], None]], None]

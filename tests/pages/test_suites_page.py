@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+from faults.table import ON_RAY, ROWS
 from suites_page import PAGE, ROOT, moved, page
 
 TESTS = ROOT / "tests"
@@ -24,3 +26,11 @@ def test_what_it_names_is_there() -> None:
 
 def test_what_has_left_says_what_stands_in_its_place() -> None:
     assert [place for place, seconds, instead in moved() if not (instead and seconds)] == []
+
+
+def test_each_row_of_the_fault_table_has_a_test_in_make_test(request: pytest.FixtureRequest) -> None:
+    """But for the rows that start Ray clusters."""
+    if request.config.args != request.config.getini("testpaths") or request.config.option.keyword:
+        pytest.skip("some tests only")
+    marks = [mark for item in request.session.items for mark in item.iter_markers("fault")]
+    assert ROWS.keys() - {*ON_RAY} - {row for mark in marks for row in mark.args} == set()
