@@ -1,6 +1,5 @@
 """Functions that load the language models of a run, each in its precision and on its device."""
 
-import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -17,14 +16,7 @@ from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_tokenizer
 from oat.models.lora import LoadModel, load_model, share_base
 from oat.models.value_head import check_value_head
-from oat.resolve.model_starts import (
-    critic_model,
-    has_own_critic,
-    has_own_reference,
-    is_copied,
-    starts_alike,
-    starts_as_policy,
-)
+from oat.resolve.model_starts import critic_model, has_own_critic, has_own_reference, starts_alike
 from oat.resolve.resolved import Resolved
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -62,9 +54,8 @@ def load_models(
     "reference", "critic" (the critic's backbone) and "reward" (the reward model's backbone).
 
     With an adapter, the backbones share the policy's frozen weights, except a critic that starts from another
-    model. If the reference has no weights of its own (`has_own_reference`), it shares them too. Without an
-    adapter, models that start from the policy's files are copies of one that is loaded (`is_copied`). The
-    backbones have no output embeddings.
+    model. If the reference has no weights of its own (`has_own_reference`), it shares them too. The backbones
+    have no output embeddings.
 
     Args:
         needs: names of the models that are needed beside the policy.
@@ -80,19 +71,11 @@ def load_models(
         give_back_freed_memory()
     lms = {"policy": policy}
     if "reference" in needs:
-        if starts_as_policy(model):
-            # weights that stay as they are can lie in pages of the model's files; the policy's change
-            lms = {"policy": copy.deepcopy(policy), "reference": policy}
-        else:
-            lms["reference"] = load_reference(config, policy, seeds, load)
+        lms["reference"] = load_reference(config, policy, seeds, load)
     for name in ("critic", "reward"):
         if name in needs:
-            if name == "critic" and has_own_critic(model):
-                lms[name] = _own_critic(config, name, policy, seeds, load)
-            elif is_copied(model):
-                lms[name] = copy.deepcopy(policy)
-            else:
-                lms[name] = _another(config, name, policy, seeds, load)
+            is_own = name == "critic" and has_own_critic(model)
+            lms[name] = (_own_critic if is_own else _another)(config, name, policy, seeds, load)
             lms[name].drop_head()
     return lms
 

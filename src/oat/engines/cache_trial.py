@@ -37,8 +37,6 @@ def page_bytes_of(lm: CausalLM) -> int:
             return PAGE * keys_of(lm) * cache_dtype(lm).itemsize
         except NotOutlinedError:
             return PAGE * cache_dtype(lm).itemsize
-    if "page_bytes" in lm.counted:  # of a model whose copy this is
-        return lm.counted["page_bytes"]
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
     cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
@@ -66,7 +64,6 @@ def page_bytes_of(lm: CausalLM) -> int:
             f"a `{lm.model_type}` gives other logits with this engine's cache than without it (relative "
             f"difference {difference:.3g}); give a plain attention model"
         )
-    lm.counted["page_bytes"] = cache.page_bytes
     return cache.page_bytes
 
 

@@ -27,13 +27,7 @@ from oat.learner.limits import GB
 from oat.learner.models import CHUNK_LOGITS, SHARE_FROM
 from oat.models.outline_errors import NotOutlinedError
 from oat.models.weight_files import described
-from oat.resolve.model_starts import (
-    has_own_critic,
-    has_own_reference,
-    is_copied,
-    starts_alike,
-    starts_as_policy,
-)
+from oat.resolve.model_starts import has_own_critic, has_own_reference, starts_alike
 from oat.resolve.resolved import Resolved
 from oat.resolve.sampling import make_sampling
 from oat.seeds import Seeds
@@ -224,10 +218,7 @@ def held_models(resolved: Resolved, policy: ModelOutline) -> dict[str, Held]:
         NotOutlinedError: an outline does not tell a model's memory.
     """
     model, wants = resolved.config.model, resolved.objective.wants
-    of_policy = _telling(policy)
-    if "reference" in resolved.models and starts_as_policy(model):
-        of_policy = replace(policy, is_in_files=False)
-    held = {"policy": Held(of_policy, policy.bytes, policy.learned if "policy" in wants else 0)}
+    held = {"policy": Held(_telling(policy), policy.bytes, policy.learned if "policy" in wants else 0)}
     a_copy = policy.adapter or policy.bytes
     if "reference" in resolved.models:
         of_start = policy
@@ -250,8 +241,7 @@ def held_models(resolved: Resolved, policy: ModelOutline) -> dict[str, Held]:
             outline = outlined_model(resolved, name)
             own, learned = outline.bytes, outline.learned
         else:  # without the policy's head
-            outline = replace(policy, is_in_files=policy.is_in_files and not is_copied(model))
-            headless = 0 if policy.adapter else policy.head
+            outline, headless = policy, 0 if policy.adapter else policy.head
             own, learned = a_copy - headless, policy.learned - headless
         score = _FLOAT * outline.activations.width
         held[name] = Held(outline, own + score, learned + score if name in wants else 0)

@@ -17,19 +17,6 @@ def starts_alike(model: ModelConfig) -> bool:
     return model.reference in (None, model.path)
 
 
-def is_copied(model: ModelConfig) -> bool:
-    """Return True if another model of the learner that starts from the policy's files is made as a copy of
-    the policy. With an adapter, or with frozen weights, the two have weights in common that never change."""
-    return model.lora is None and not model.frozen
-
-
-def starts_as_policy(model: ModelConfig) -> bool:
-    """Return True if reference and policy are copies of each other at the start (`is_copied`): from the same
-    files, in the same precision, on the same device."""
-    is_same = model.reference_dtype in (None, model.dtype) and model.reference_device is None
-    return is_copied(model) and starts_alike(model) and is_same
-
-
 def has_own_critic(model: ModelConfig) -> bool:
     """Return True if the critic starts from another model than the policy."""
     return model.critic not in (None, model.path)
