@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM.exists(), reason="vL
 
 
 def make_judge_model(folder: Path) -> None:
-    """Save a random model with one token per character. It answers mostly 0 or 1, otherwise another digit;
+    """Save a random model with one token per character. It answers 0 or 1, seldom another digit;
     the digit depends on the whole prompt."""
     vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *string.printable[:95], "\n"])}
     built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
@@ -65,7 +65,7 @@ def make_judge_model(folder: Path) -> None:
         hidden = model.model(ids).last_hidden_state[0, -1]
         head, towards = torch.zeros(128, 64), hidden / hidden.square().sum()
         head[tokenizer.convert_tokens_to_ids(list(string.digits))] = 6 * towards + 0.05 * torch.randn(10, 64)
-        head[tokenizer.convert_tokens_to_ids(["0", "1"])] += 4 * towards
+        head[tokenizer.convert_tokens_to_ids(["0", "1"])] += 8 * towards
         model.lm_head.weight.copy_(head)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -181,7 +181,8 @@ def test_scores_are_expectations(served: tuple[str, Path]) -> None:
     (answer,) = ask(Judge(model="m", url=url, mode="score", rubric="Numbers.", max_tokens=1), question)
     for text, value in zip(question.candidates, answer.values, strict=True):
         logits, _ = digits(
-            folder, *scoring(question, text, rubric="Numbers.", low=0, high=9, has_reference=False)
+            folder,
+            *scoring(question, text, rubric="Numbers.", low=0, high=9, is_whole=True, has_reference=False),
         )
         assert value == pytest.approx(float(torch.softmax(logits, 0) @ torch.arange(10.0)), abs=1e-3)
 
@@ -192,6 +193,9 @@ def test_text_alone(served: tuple[str, Path]) -> None:
     (question,) = make_questions([make_group(0, "It is 42.")], "score", 0, oracle="judge")
     (answer,) = ask(Judge(model="m", url=url, mode="score", reads="text", max_tokens=1), question)
     logits, _ = digits(
-        folder, *scoring(question, question.candidates[0], rubric="", low=0, high=9, has_reference=False)
+        folder,
+        *scoring(
+            question, question.candidates[0], rubric="", low=0, high=9, is_whole=True, has_reference=False
+        ),
     )
     assert answer.values == (float(logits.argmax()),)
