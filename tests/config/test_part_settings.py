@@ -137,10 +137,10 @@ def test_a_new_setting_needs_its_part_s_file_only(world: World, tmp_path: Path) 
 
 
 _PART = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from oat.algorithms.direct import DPO
-from oat.config.fields import Follows, setting
+from oat.config.fields import Follows, ReadIf, setting
 from oat.config.conditions import HAS_CRITIC
 
 
@@ -167,6 +167,12 @@ def part_of_ones_own(folder: Path, own: str = "0", inner: str = "0") -> dict[str
     [
         ("own", "setting(0, may_change='Fork')", "did you mean `fork`"),
         ("own", "setting(0, read_if='the algorithm has a critic')", "give a ReadIf"),
+        ("own", "setting(0, read_if=ReadIf('x', True))", "give a ReadIf"),
+        ("own", "setting(0, read_if=ReadIf('x', lambda: True))", "give a ReadIf"),
+        ("own", "field(default=0, init=False)", "has init=False"),
+        ("own", "0; name: int = 0", "`name` of"),
+        ("inner", "0; options: int = 0", "`inner.options` of"),
+        ("own", "0; kinds: frozenset[str] = frozenset('a')", "a value of the type frozenset"),
         ("own", "setting(0, open=0)", "`own` of"),
         ("own", "setting(0, earlier=1)", "says `earlier`"),
         ("inner", "setting(0, open=0)", "`inner.deep` of"),
@@ -187,8 +193,10 @@ def test_a_setting_of_a_user_s_part_says_when_it_changes(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So do those in a section of the part."""
-    words = {"own": "setting(0, read_if=HAS_CRITIC)", "inner": "setting(0, may_change='always')"}
+    two = "two: tuple[int, ...] = setting(default_factory=lambda: (1, 2), read_if=HAS_CRITIC)"
+    words = {"own": f"setting(0, read_if=HAS_CRITIC); {two}", "inner": "setting(0, may_change='always')"}
     config = world.config("dpo", tmp_path, part_of_ones_own(tmp_path, **words))
+    assert oat("check", config, "--algorithm.two", "[1, 2]") == 0, "the default"
     assert oat("train", config, "--algorithm.own", 1) == 2
     assert "read only if the algorithm has a critic" in capsys.readouterr().err
     assert oat("train", config, "--stop.max_steps", 1) == 0

@@ -8,6 +8,7 @@ A field that says nothing has what its section says, and a section what the sect
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_type_hints
 
@@ -142,21 +143,35 @@ def setting(
 
     Raises:
         ConfigError: `read_if` or `may_change` has no such value.
+        ValueError: there are two defaults.
     """
     said = Said(read_if, may_change, open, follows, earlier)
     if may_change is not UNSAID and may_change not in CHANGES:
         raise ConfigError(f"may_change is {may_change!r}: {did_you_mean(str(may_change), CHANGES)}")
-    if not (read_if is UNSAID or read_if is None or isinstance(read_if, ReadIf)):
-        raise ConfigError(f"read_if is {read_if!r}; give a ReadIf, with its words and its condition")
-    if default_factory is not dataclasses.MISSING:
-        return dataclasses.field(default_factory=default_factory, metadata={_KEY: said})
-    return dataclasses.field(default=default, metadata={_KEY: said})
+    if not (read_if in (UNSAID, None) or _is_condition(read_if)):
+        raise ConfigError(
+            f"read_if is {read_if!r}; give a ReadIf: words for people, and a function that gets the run "
+            "and returns True if it reads the setting"
+        )
+    factory = {} if default_factory is dataclasses.MISSING else {"default_factory": default_factory}
+    return dataclasses.field(default=default, metadata={_KEY: said}, **factory)
+
+
+def _is_condition(read_if: Any) -> bool:
+    """Return True for a `ReadIf` whose function takes one argument."""
+    if not (isinstance(read_if, ReadIf) and isinstance(read_if.words, str) and callable(read_if.holds)):
+        return False
+    try:
+        inspect.signature(read_if.holds).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def said(field: "dataclasses.Field[Any]") -> Said:
     """Return what a field says of itself."""
-    found: Said = field.metadata.get(_KEY, Said())
-    return found
+    found = field.metadata.get(_KEY)
+    return found if isinstance(found, Said) else Said()
 
 
 def within(inner: Said, outer: Said) -> Said:
@@ -176,7 +191,13 @@ def settings_below(values: Any, above: Said = Said(), path: tuple[str, ...] = ()
             yield Setting((*path, field.name), value, field.default, own)
             yield from settings_below(value, own, (*path, field.name))
         elif field.name not in ("options", "settings"):
-            yield Setting((*path, field.name), value, field.default, own)
+            yield Setting((*path, field.name), value, default_of(field), own)
+
+
+def default_of(field: "dataclasses.Field[Any]") -> Any:
+    """Return the default of a field; `dataclasses.MISSING` if it has none."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 class Setting(NamedTuple):

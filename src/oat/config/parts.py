@@ -3,18 +3,22 @@ instance of the part's class `Config`. It is made once, when a configuration is 
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from oat.config.fields import UNSAID, said, settings_below
+from oat.config.fields import UNSAID, said
 from oat.config.load import Origins, blaming, convert, unknown_field, where
 from oat.config.part_names import REGISTRIES, readers_of
 from oat.config.settings import Component, Config, Part
 from oat.errors import ConfigError
 
+_TAKEN = ("name", "options", "settings")
+"""Names that a field of a user's settings cannot have, since the section has them."""
+_PLAIN = (type(None), bool, int, float, str, datetime.date)
 _OBJECTIVE = ("oat.algorithms.base", "Objective")
 
 
@@ -85,20 +89,70 @@ def _part(config: Config, section: str, part: Any, origins: Origins) -> Part:
             )
     settings = convert(cls, component.options, (section,), origins)
     if ":" in component.name:
-        _refuse_own_words(component.name, settings)
+        _check_own(component.name, settings)
     return Part(component.name, dataclasses.asdict(settings), settings)
 
 
-def _refuse_own_words(name: str, settings: Any) -> None:
-    """Refuse what a setting of a user's part cannot say of itself, since a run fills in only settings of
-    oat's own."""
-    for path, _, _, own in settings_below(settings):
+def _check_own(name: str, settings: Any) -> None:
+    """Refuse settings of a user's part that a run could not store, continue, or act on.
+
+    Raises:
+        ConfigError: a field has a name that its section uses, or is not given to the class, or says what only
+            settings of oat's own say; or its value cannot be written into `config.yaml`.
+    """
+    for path, field in _own_fields(type(settings)):
+        place, words = f"the field `{'.'.join(path)}` of {name}", said(field)
+        if field.name in _TAKEN:
+            raise ConfigError(f"{place} has a name that the section uses itself; give it another name")
+        if not field.init:
+            raise ConfigError(
+                f"{place} has init=False, and a continued run sets all fields; make it a property, or "
+                "let it be given"
+            )
         for word in ("open", "follows", "earlier"):
-            if getattr(own, word) is not UNSAID:
+            if getattr(words, word) is not UNSAID:
                 raise ConfigError(
-                    f"the field `{'.'.join(path)}` of {name} says `{word}`, as only oat's own settings do; "
-                    "say no more than `read_if` and `may_change`"
+                    f"{place} says `{word}`, as only oat's own settings do; say no more than `read_if` and "
+                    "`may_change`"
                 )
+    for option, value in dataclasses.asdict(settings).items():
+        if (kind := _unwritable(value)) is not None:
+            raise ConfigError(
+                f"the field `{option}` of {name} has a value of the type {kind.__name__}, which config.yaml "
+                "cannot hold; use numbers, texts, tuples, dicts, or dataclasses of these"
+            )
+
+
+def _own_fields(
+    cls: type, path: tuple[str, ...] = (), around: tuple[type, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], "dataclasses.Field[Any]"]]:
+    """Yield the fields that a user's class has, and those of the dataclasses in its types. Fields of oat's
+    own classes, from which it may inherit, are left out."""
+    ours = [
+        field
+        for base in cls.__mro__
+        if base.__module__.startswith("oat.") and dataclasses.is_dataclass(base)
+        for field in dataclasses.fields(base)
+    ]
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if not any(field is other for other in ours):
+            yield (*path, field.name), field
+            for kind in (hints[field.name], *get_args(hints[field.name])):
+                if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in (cls, *around):
+                    yield from _own_fields(kind, (*path, field.name), (cls, *around))
+
+
+def _unwritable(value: Any) -> type | None:
+    """Return the type of a value, or of one in it, that is no plain data; None if there is none."""
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = [*value, *value.values()]
+    elif type(value) in (list, tuple):
+        inner = value
+    elif type(value) not in _PLAIN:
+        return type(value)
+    return next((kind for each in inner if (kind := _unwritable(each)) is not None), None)
 
 
 def own_settings(config: Config, section: str) -> Any:

@@ -40,7 +40,7 @@ def as_begun(resolved: Resolved) -> Resolved:
 def resolve_stored(file: Path, resolved: Resolved) -> Resolved:
     """Resolve the configuration of a run. From `resolved` are parts that have the same settings there, and
     `tracking`, which may always change."""
-    stored = with_settings(load_stored(file)[0], {}, like=resolved.config)
+    stored = with_settings(*load_stored(file), like=resolved.config)
     return resolve(replace(stored, tracking=resolved.config.tracking), {})
 
 
