@@ -6,9 +6,10 @@ OLD and NEW are folders of checkouts. The Python of a side is its `.venv/bin/pyt
 this script. Both sides get the same inputs, which are made once, of OLD or the checkout `--inputs`: its
 `configs/` and `examples/`, the runs of `tests/golden` and `tests/begun`, and the configurations of
 `tests/protocol`, with the users' code that these name. Models are tiny and random, a run has few steps, and
-torch has one thread. The sides work at the same time. For each run the script compares the digests that `oat
-digest` prints, and the settings that `oat train --print-config` prints. A run that has not learned had no
-gradient, so its digest is that of the start, of what was sampled and of the answers.
+torch has one thread. Some of `configs/` are also run with a wider model and long responses. The sides work at
+the same time. For each run the script compares the digests that `oat digest` prints, and the settings that
+`oat train --print-config` prints. A run that has not learned had no gradient, so its digest is that of the
+start, of what was sampled and of the answers.
 
 Exit code 0: every run was made by both sides, all digests are equal, and no setting has another value. A
 setting that only one side has is listed, and is no difference; nor is another value of a setting that
@@ -43,6 +44,11 @@ SERVER = f"http://127.0.0.1:{PORT}"
 
 WRITER = "inputs/writer"
 """In place of models of the hub: a Llama of one layer with random weights, one token for each character."""
+LONG_WRITER = "inputs/long_writer"
+"""A wider one, whose files put the weights at addresses at which rounding depends on where weights lie."""
+LONG = ("cpu/dpo_online", "cpu/grpo_online", "cpu/ppo_online", "cpu/reinforce_pp_online", "xpo")
+"""Configurations of `configs/` that are also run with few long responses. They end one after the other, so
+that the last tokens are computed one row at a time."""
 SUBSTITUTES: dict[str, dict[str, Any]] = {
     "grpo": {
         "prompts.path": "inputs/sums.jsonl",
@@ -153,6 +159,18 @@ def runs_of_configs(folder: Path) -> Iterator[dict[str, Any]]:
         for flag, value in flags.items():
             words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
         yield {"name": f"configs/{name}", "words": words, "run_dir": run_dir, "copies": []}
+
+
+def runs_of_long(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield runs of the configurations `LONG`: six steps of two prompts."""
+    for name in LONG:
+        tree = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+        run_dir = f"runs/long_{name.replace('/', '_')}"
+        long = {"sampling.max_new_tokens": 40, "algorithm.prompts": 2, "stop.max_steps": 6}
+        words = [f"configs/{name}.yaml"]
+        for flag, value in {"model": LONG_WRITER, **_small(tree), **long, "run_dir": run_dir}.items():
+            words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+        yield {"name": f"long/{name}", "words": words, "run_dir": run_dir, "copies": []}
 
 
 def _small(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +290,8 @@ def make_inputs(source: Checkout, out: Path) -> tuple[Path, list[dict[str, Any]]
         source.tree / name
         for name in ("configs", "examples", "tests/golden", "tests/begun", "tests/protocol")
     ]
-    of_inputs = hashlib.sha256("".join(map(_hash_of, made)).encode()).hexdigest()
+    told = [*map(_hash_of, made), SIDE.read_text(encoding="utf-8")]
+    of_inputs = hashlib.sha256("".join(told).encode()).hexdigest()
     base, mark = out / "base", out / "inputs.json"
     if not mark.exists() or json.loads(mark.read_text(encoding="utf-8")) != of_inputs:
         for name in ("base", "old", "new"):
@@ -283,7 +302,13 @@ def make_inputs(source: Checkout, out: Path) -> tuple[Path, list[dict[str, Any]]
         source.call(["inputs", str(base / "inputs"), str(source.tree)], base, check=True)
         mark.write_text(json.dumps(of_inputs), encoding="utf-8")
     protocol = json.loads((base / "inputs" / "protocol.json").read_text(encoding="utf-8"))
-    runs = [*runs_of_stored(source.tree / "tests"), *protocol, *runs_of_configs(base / "configs")]
+    configs = base / "configs"
+    runs = [
+        *runs_of_stored(source.tree / "tests"),
+        *protocol,
+        *runs_of_configs(configs),
+        *runs_of_long(configs),
+    ]
     return base, runs, of_inputs
 
 

@@ -55,14 +55,16 @@ def make_inputs(folder: Path, tree: Path) -> list[dict[str, Any]]:
     from fixtures import make_model
     from tiny_models import build_config, save_model, save_reward_model
 
-    make_model(folder / "writer", tokens=[*string.printable, *MARKS, *WORDS])
-    for name, changes in {
-        "config.json": {"max_position_embeddings": 4096},
-        "tokenizer_config.json": {"chat_template": TEMPLATE},
-    }.items():
-        file = folder / "writer" / name
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps({**stored, **changes}), encoding="utf-8")
+    for writer, width in (("writer", 16), ("long_writer", 128)):
+        make_model(folder / writer, hidden=width, tokens=[*string.printable, *MARKS, *WORDS])
+        for name, changes in {
+            "config.json": {"max_position_embeddings": 4096},
+            "tokenizer_config.json": {"chat_template": TEMPLATE},
+        }.items():
+            file = folder / writer / name
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            file.write_text(json.dumps({**stored, **changes}), encoding="utf-8")
+    misalign(folder / "long_writer" / "model.safetensors")
     save_model(folder / "stories", build_config("llama", layers=1, context=4096))
     save_reward_model(folder / "judge", build_config("llama", layers=1, context=4096))
     pairrm = import_module("test_oracle_pairrm")
@@ -72,6 +74,17 @@ def make_inputs(folder: Path, tree: Path) -> list[dict[str, Any]]:
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     assert Path(saved) == folder / "pairrm"
     return list(_protocol(folder / "protocol", tree))
+
+
+def misalign(file: Path) -> None:
+    """Lengthen the header of a safetensors file with spaces until its tensors begin 24 bytes behind a
+    multiple of 64. A product of one row then rounds differently in the file's pages and in memory of the
+    allocator."""
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    longer = size + (24 - 8 - size) % 64
+    header = data[8 : 8 + size].ljust(longer)
+    file.write_bytes(longer.to_bytes(8, "little") + header + data[8 + size :])
 
 
 def _protocol(folder: Path, tree: Path) -> Iterator[dict[str, Any]]:

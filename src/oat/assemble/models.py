@@ -70,6 +70,8 @@ def load_models(
     if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:
         give_back_freed_memory()
     lms = {"policy": policy}
+    # Models of one source are read one by one. A copy would lie at other addresses than the pages of a file,
+    # and products of one row may round differently there: a reference would change the bits of the policy.
     if "reference" in needs:
         lms["reference"] = load_reference(config, policy, seeds, load)
     for name in ("critic", "reward"):
