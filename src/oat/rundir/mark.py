@@ -196,8 +196,8 @@ def sign(lock: TextIO) -> None:
     unsign(lock)
     with suppress(OSError, ValueError):  # ValueError: a forked child has closed it
         if os.fstat(lock.fileno()).st_size == 0:
-            lock.write(json.dumps(_me()))
-            lock.flush()
+            # past the file's buffer: what it could not write would be an error again when the file is closed
+            os.write(lock.fileno(), json.dumps(_me()).encode())
 
 
 def unsign(lock: TextIO) -> None:
