@@ -155,22 +155,26 @@ def runs_of_configs(folder: Path) -> Iterator[dict[str, Any]]:
         flags = {"model": WRITER, **_small(tree), **SUBSTITUTES.get(name, {}), "run_dir": run_dir}
         if name.startswith("oracles/"):  # a random model is rewarded seldom, and shall learn all the same
             flags["algorithm.entropy"] = {"coef": 0.01}
-        words = [f"configs/{name}.yaml"]
-        for flag, value in flags.items():
-            words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
-        yield {"name": f"configs/{name}", "words": words, "run_dir": run_dir, "copies": []}
+        yield _run_of(name, f"configs/{name}", flags)
 
 
 def runs_of_long(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield runs of the configurations `LONG`: six steps of two prompts."""
     for name in LONG:
         tree = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
-        run_dir = f"runs/long_{name.replace('/', '_')}"
         long = {"sampling.max_new_tokens": 40, "algorithm.prompts": 2, "stop.max_steps": 6}
-        words = [f"configs/{name}.yaml"]
-        for flag, value in {"model": LONG_WRITER, **_small(tree), **long, "run_dir": run_dir}.items():
-            words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
-        yield {"name": f"long/{name}", "words": words, "run_dir": run_dir, "copies": []}
+        run_dir = f"runs/long_{name.replace('/', '_')}"
+        yield _run_of(
+            name, f"long/{name}", {"model": LONG_WRITER, **_small(tree), **long, "run_dir": run_dir}
+        )
+
+
+def _run_of(file: str, name: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run of a file of `configs/` with these flags."""
+    words = [f"configs/{file}.yaml"]
+    for flag, value in flags.items():
+        words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+    return {"name": name, "words": words, "run_dir": flags["run_dir"], "copies": []}
 
 
 def _small(tree: Mapping[str, Any]) -> dict[str, Any]:
