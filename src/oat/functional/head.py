@@ -103,7 +103,8 @@ class _LinearFunctionals(torch.autograd.Function):
         total = hidden.new_empty(len(hidden), dtype=wide)
         narrow = weight.to(dtype)
 
-        def fold(span: slice) -> Tensor:
+        for span in _spans(len(hidden), chunk):
+            ctx.last = logits = None  # frees the logits of the chunk before
             logits = _logits(hidden[span], narrow, bias)
             for column, other in zip(columns[1 + entropy :], others, strict=True):
                 column[span] = other(logits, span)
@@ -114,11 +115,7 @@ class _LinearFunctionals(torch.autograd.Function):
                 columns[0][place] = chosen - total[place]
                 if entropies is not None:
                     columns[1][place] = entropies
-            return logits
-
-        for span in _spans(len(hidden), chunk):
-            ctx.last = None
-            ctx.last = fold(span)
+            ctx.last = logits
         ctx.save_for_backward(hidden, weight, bias, ids, total, *columns[1 : 1 + entropy])
         return tuple(columns)
 
@@ -137,7 +134,7 @@ class _LinearFunctionals(torch.autograd.Function):
         to_bias = torch.zeros_like(bias) if needs_bias else None
         narrow = weight.to(ctx.dtype)
 
-        def spread(span: slice) -> None:
+        for span in reversed(_spans(len(hidden), ctx.chunk)):
             logits, ctx.last = _logits(hidden[span], narrow, bias) if ctx.last is None else ctx.last, None
             slopes = _slopes_of_others(logits, span, ctx.others, of_others)
             for rows in _blocks(logits):
@@ -157,9 +154,7 @@ class _LinearFunctionals(torch.autograd.Function):
                 to_hidden[span] = product(slope, narrow.T)
             if to_weight is not None:
                 add_product(to_weight, slope.T, hidden[span].to(ctx.dtype).T)
-
-        for span in reversed(_spans(len(hidden), ctx.chunk)):
-            spread(span)
+            del logits, slope, slopes  # frees them before the logits of the next chunk
         return (
             to_hidden,
             None if to_weight is None else to_weight.to(weight.dtype),
