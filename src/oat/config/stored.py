@@ -2,9 +2,11 @@
 Writing it too."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import yaml
@@ -16,17 +18,21 @@ from oat.errors import ConfigError, warn
 from oat.files import write_atomically
 
 
-def earlier() -> dict[tuple[str, str], Any]:
+@functools.cache
+def earlier() -> Mapping[tuple[str, str], Any]:
     """Return what runs did that an earlier version began (`Said.earlier`), by section and field. It holds
     where a run's own `config.yaml` lacks the field. A configuration of the user that leaves the field open
     gets today's default instead."""
-    return {
-        (section.name, field.name): said(field).earlier
-        for section in dataclasses.fields(Config)
-        if dataclasses.is_dataclass(kind := get_type_hints(Config)[section.name])
-        for field in dataclasses.fields(kind)
-        if said(field).earlier is not UNSAID
-    }
+    kinds = get_type_hints(Config)
+    return MappingProxyType(
+        {
+            (section.name, field.name): said(field).earlier
+            for section in dataclasses.fields(Config)
+            if dataclasses.is_dataclass(kind := kinds[section.name])
+            for field in dataclasses.fields(kind)
+            if said(field).earlier is not UNSAID
+        }
+    )
 
 
 def load_stored(file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:

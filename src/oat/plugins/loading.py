@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -191,12 +192,12 @@ def shown_name(path: Path, base: Path) -> str | None:
       followed by the path in the folder;
     * for any other file: None.
     """
-    if is_installed(str(path)):
+    text = str(path)
+    if is_installed(text):
         return None
-    above = set(path.parents)
-    if base in above:
+    if text.startswith(os.path.join(base, "")):
         return path.relative_to(base).as_posix()
-    folder = next((folder for folder in _folders if folder in above), None)
+    folder = next((folder for folder in _folders if text.startswith(os.path.join(folder, ""))), None)
     return None if folder is None else (folder.name / path.relative_to(folder)).as_posix()
 
 
