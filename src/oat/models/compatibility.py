@@ -1,6 +1,8 @@
 """Checks that our code computes what a model of transformers computes: the model's logits are its head
 applied to its last hidden states, and our attention can replace the model's."""
 
+import json
+
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -26,6 +28,20 @@ LIBRARY_ERRORS = (
 """Errors that transformers, or a library that it calls, may raise for a model."""
 _HEAD_TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
+
+
+_takes_layouts: dict[str, bool] = {}
+"""Whether models take our attention, by `computation_of`. It is a property of their code, so a process finds
+it once."""
+
+
+def computation_of(lm: CausalLM) -> str:
+    """Return a text that is equal for two models that compute alike, but for the values of their weights."""
+    config = {name: value for name, value in lm.module.config.to_dict().items() if name != "_name_or_path"}
+    classes = {f"{type(part).__module__}.{type(part).__qualname__}" for part in lm.module.modules()}
+    dtypes = {str(parameter.dtype) for parameter in lm.module.parameters()}
+    found = [config, sorted(classes), sorted(dtypes), str(lm.device), lm.adapter is None, lm.takes_layouts]
+    return json.dumps(found, default=str, sort_keys=True)
 
 
 class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
@@ -113,16 +129,33 @@ def give_layouts(lm: CausalLM) -> None:
     """Replace the model's attention by ours if two conditions hold: the model's code accepts our attention,
     and two sequences packed in one row have nearly the hidden states that each has alone. Otherwise the model
     keeps transformers' "sdpa"."""
+    computation = computation_of(lm)
+    found = _takes_layouts.get(computation)
+    if found is not False:
+        lm.module.set_attn_implementation(NAME)
+    if found is None:
+        found, is_telling = _tried_layouts(lm)
+        if is_telling:
+            _takes_layouts[computation] = found
+    lm.takes_layouts = found
+    if not found:
+        lm.module.set_attn_implementation("sdpa")
+
+
+def _tried_layouts(lm: CausalLM) -> tuple[bool, bool]:
+    """Return whether the hidden states of packed sequences are those of each alone; and whether they would
+    not be if the sequences saw each other, as they would with weights of 0."""
     sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
     ids_1T, positions_1T, spans = pack(sequences, lm.device)
+    lm.module.set_attn_implementation("sdpa")
     plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])
+    together = lm.hidden(ids_1T)[0]
     lm.module.set_attn_implementation(NAME)
+    tolerance = _HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE
+    scale = plain.abs().max().clamp(min=1e-6)
+    is_telling = bool((together - plain).abs().max() / scale > 10 * tolerance)
     try:
         packed = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0]
-        difference = (packed - plain).abs().max() / plain.abs().max().clamp(min=1e-6)
-        tolerance = _HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE
-        lm.takes_layouts = bool(difference <= tolerance)
+        return bool((packed - plain).abs().max() / scale <= tolerance), is_telling
     except (*LIBRARY_ERRORS, ModelError):
-        lm.takes_layouts = False
-    if not lm.takes_layouts:
-        lm.module.set_attn_implementation("sdpa")
+        return False, is_telling
