@@ -2,6 +2,7 @@
 before the package is imported."""
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 import jaxtyping
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
+# bitsandbytes would compile its functions, with the machine's compiler; test_quantize.py has a test of that
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # ruff: noqa: E402, F401 (the helpers import the package; they are fixtures for every test)
 
 import pytest

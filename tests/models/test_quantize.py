@@ -171,6 +171,23 @@ def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str,
     torch.testing.assert_close(logits(one, ids), found, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_compiled_functions_unpack_the_same_weights(tmp_path: Path) -> None:
+    """bitsandbytes compiles its functions where the machine has a compiler. All other tests here run them
+    uncompiled."""
+    unpack = """
+import sys, torch
+from oat.models.nf4 import Nf4Linear
+torch.manual_seed(0)
+torch.save(Nf4Linear(torch.nn.Linear(256, 192)).unpacked(torch.float32), sys.argv[1])
+"""
+    for name, disabled in (("plain", "1"), ("compiled", "0")):
+        environment = {**os.environ, "TORCHDYNAMO_DISABLE": disabled}
+        subprocess.run([sys.executable, "-c", unpack, str(tmp_path / name)], env=environment, check=True)
+    plain, compiled = (torch.load(tmp_path / name) for name in ("plain", "compiled"))
+    torch.testing.assert_close(compiled, plain, atol=0.0, rtol=0.0)
+
+
 @pytest.mark.parametrize("shape", [(192, 256), (1024, 512), (3, 5)])
 def test_an_outline_has_the_shapes(shape: tuple[int, int]) -> None:
     layer = torch.nn.Linear(shape[1], shape[0])
