@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import CONTEXT, FAMILIES, NUM_TOKENS, VOCAB_ROWS, build_config, build_tokenizer, save_model
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -16,6 +17,7 @@ from transformers import (
     T5Config,
 )
 
+from oat.engines.cache_trial import page_bytes_of
 from oat.errors import ModelError
 from oat.models.causal_lm import checkpointing
 from oat.models.loading import load_lm, load_tokenizer, save_lm
@@ -326,3 +328,53 @@ def test_another_kind_of_model_is_refused(tmp_path):
     T5Config().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="`t5`, which is no causal language model"):
         load_lm(str(tmp_path))
+
+
+def passes(do):
+    """Count the passes through the backbone while `do` works."""
+    seen = []
+    handle = register_module_forward_hook(lambda part, *_: seen.append(type(part).__name__))
+    try:
+        do()
+    finally:
+        handle.remove()
+    return seen.count("LlamaModel")
+
+
+def test_what_the_code_can_do_is_tried_once_and_not_by_weights_of_0(tmp_path, monkeypatch):
+    monkeypatch.setattr("oat.models.compatibility._takes_layouts", known := {})
+    monkeypatch.setattr("oat.engines.cache_trial._page_bytes", pages := {})
+    config = build_config("llama")
+
+    def load(folder):
+        lm = load_lm(folder)
+        assert lm.takes_layouts
+        assert page_bytes_of(lm) == page_bytes_of(lm) > 0
+
+    blank = save_model(tmp_path / "blank", config)
+    module = AutoModelForCausalLM.from_pretrained(blank)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    module.save_pretrained(blank)
+    load(blank)
+    assert (known, pages) == ({}, {}), "with weights of 0, all ways give the same"
+
+    real, other = save_model(tmp_path / "real", config), save_model(tmp_path / "other", config)
+    first = passes(lambda: load(real))
+    again = passes(lambda: load(other))
+    assert (list(known.values()), again < first) == ([True], True)
+    config.num_hidden_layers += 1
+    assert passes(lambda: load(save_model(tmp_path / "deeper", config))) == first
+    assert len(known) == len(pages) == 2
+
+
+def test_weights_that_are_not_finite_are_refused_whatever_was_tried_before(tmp_path):
+    path = save_model(tmp_path, build_config("llama"))
+    load_lm(path)
+    module = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        next(module.parameters()).fill_(float("nan"))
+    module.save_pretrained(path)
+    with pytest.raises(ModelError, match="weights are not finite"):
+        load_lm(path)
