@@ -225,7 +225,12 @@ def compare(
     found = estimate(resolved, lengths)
     measured = measure(["-m", "oat", "train", str(file)])
     told = found.in_all
-    sizes = {"told_gb": told / GB, "measured_gb": measured / GB, "part": found.part}
+    sizes = {
+        "told_gb": told / GB,
+        "freed_gb": found.freed / GB,
+        "measured_gb": measured / GB,
+        "part": found.part,
+    }
     return {"algorithm": algorithm, **sizes, "ratio": told / measured}
 
 

@@ -52,7 +52,8 @@ def _importable() -> Iterator[None]:
 )
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
     """The estimate is close to the anonymous memory of a process that runs one step of 4 sequences of 256
-    tokens. `benchmarks/memory.py` compares them for real models."""
+    tokens. How much freed memory the allocator and the libraries keep differs by processor: at most `freed`.
+    `benchmarks/memory.py` compares them for real models."""
     from memory import Shape, compare, write_model
 
     config = LlamaConfig(
@@ -61,7 +62,8 @@ def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str
     shape = Shape(config, tokens=29_000, lora=lora)
     write_model(shape, tmp_path / "model")
     row = compare(shape, algorithm, tmp_path, 1)
-    assert row["told_gb"] == pytest.approx(row["measured_gb"], rel=0.15, abs=BESIDE_GB)
+    told, room = row["told_gb"], 0.15 * row["measured_gb"] + BESIDE_GB
+    assert told - row["freed_gb"] - room <= row["measured_gb"] <= told + room
 
 
 TWELVE = {"algorithm.prompts": 3, "algorithm.samples": 4}
