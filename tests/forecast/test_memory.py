@@ -52,7 +52,7 @@ def _importable() -> Iterator[None]:
 )
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
     """The estimate is close to the anonymous memory of a process that runs one step of 4 sequences of 256
-    tokens. How much freed memory the allocator and the libraries keep differs by processor: at most `freed`.
+    tokens. Machines differ in how much freed memory a process keeps; `freed` is the most that was measured.
     `benchmarks/memory.py` compares them for real models."""
     from memory import Shape, compare, write_model
 

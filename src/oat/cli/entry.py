@@ -187,11 +187,10 @@ def parser(command: str | None = None, words: Sequence[str] = ()) -> argparse.Ar
     )
     found.words = words
     choices = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    is_sure = command in COMMANDS and words[:1] == [
-        command
-    ]  # what comes before it may ask for the help of `oat`
+    # what stands before the command may ask for the help of `oat`, which lists all
+    needs_one = command in COMMANDS and list(words[:1]) == [command]
     for name, summary in COMMANDS.items():
-        if is_sure and name != command:
+        if needs_one and name != command:
             continue
         one = choices.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         one.words = words

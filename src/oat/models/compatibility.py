@@ -130,24 +130,23 @@ def give_layouts(lm: CausalLM) -> None:
     and two sequences packed in one row have nearly the hidden states that each has alone. Otherwise the model
     keeps transformers' "sdpa"."""
     computation = computation_of(lm)
-    found = _takes_layouts.get(computation)
-    if found is not False:
-        lm.module.set_attn_implementation(NAME)
-    if found is None:
+    if (found := _takes_layouts.get(computation)) is None:
         found, is_telling = _tried_layouts(lm)
         if is_telling:
             _takes_layouts[computation] = found
     lm.takes_layouts = found
-    if not found:
-        lm.module.set_attn_implementation("sdpa")
+    lm.module.set_attn_implementation(NAME if found else "sdpa")
 
 
 def _tried_layouts(lm: CausalLM) -> tuple[bool, bool]:
-    """Return whether the hidden states of packed sequences are those of each alone; and whether they would
-    not be if the sequences saw each other, as they would with weights of 0."""
+    """Try our attention on a model that has transformers' "sdpa".
+
+    Returns:
+        True if the hidden states of packed sequences are those of each alone; and True if they would differ
+        if the sequences saw each other. With weights of 0 they would not.
+    """
     sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
     ids_1T, positions_1T, spans = pack(sequences, lm.device)
-    lm.module.set_attn_implementation("sdpa")
     plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])
     together = lm.hidden(ids_1T)[0]
     lm.module.set_attn_implementation(NAME)
