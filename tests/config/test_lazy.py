@@ -1,12 +1,14 @@
 """Stand-ins for modules that are imported when they are first used, sections that nothing reads, and texts
 that only one YAML loader reads."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures import World
 
+from oat.config.flags import parse_flag
 from oat.config.load import read_tree
 from oat.errors import ConfigError
 from oat.lazy import lazily
@@ -38,9 +40,31 @@ def test_a_section_that_nothing_reads_is_refused(
         resolve_file(world.config(algorithm, tmp_path, changes))
 
 
-@pytest.mark.parametrize("depth", [900, 40_000])
-def test_deep_nesting_is_refused(tmp_path: Path, depth: int) -> None:
+FORMS: dict[str, Callable[[int], str]] = {
+    "lists in brackets": lambda depth: "x: " + "[" * depth + "]" * depth,
+    "brackets that are left open": lambda depth: "x: " + "[" * depth,
+    "fields in brackets": lambda depth: "x: " + "{a: " * depth + "1" + "}" * depth,
+    "lists in one line": lambda depth: "x:\n  " + "- " * depth + "a",
+    "fields in lines": lambda depth: "x:\n" + "".join(f"{' ' * (place + 1)}a:\n" for place in range(depth)),
+    "keys in one line": lambda depth: "x:\n  " + "? " * depth + "a",
+}
+
+
+@pytest.mark.parametrize("depth", [101, 900, 200_000])
+@pytest.mark.parametrize("form", FORMS)
+def test_deep_nesting_is_refused(tmp_path: Path, form: str, depth: int) -> None:
+    """No Python, and no loader, decides how deep is too deep."""
     file = tmp_path / "deep.yaml"
-    file.write_text("x: " + "[" * depth + "]" * (depth if depth < 1000 else 0))
+    file.write_text(FORMS[form](min(depth, 3_000) if "in lines" in form else depth))
     with pytest.raises(ConfigError, match="this is not YAML"):
         read_tree(file)
+    if depth > 10_000 and "in lines" not in form:
+        with pytest.raises(ConfigError, match=r"--oracle\.a: cannot read the value"):
+            parse_flag("--oracle.a", FORMS[form](depth).removeprefix("x:").strip())
+
+
+def test_nesting_that_is_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "deep.yaml"
+    for form in ("lists in brackets", "fields in brackets", "lists in one line", "fields in lines"):
+        file.write_text(FORMS[form](90))
+        assert read_tree(file)[0]

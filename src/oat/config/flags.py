@@ -14,7 +14,7 @@ import yaml
 
 from oat.config.secrets import is_hidden, is_suspect, looks_secret
 from oat.config.settings import Config
-from oat.config.yaml_text import Loader
+from oat.config.yaml_text import loader_of
 from oat.errors import ConfigError
 from oat.files import is_utf8
 
@@ -142,8 +142,8 @@ def parse_flag(flag: str, text: str) -> Any:
     if not is_utf8(text):
         raise ConfigError(f"{flag}: the value is no text in UTF-8; give it in UTF-8")
     try:
-        value = yaml.load(text, Loader=Loader)
-    except (yaml.YAMLError, ValueError):
+        value = yaml.load(text, Loader=loader_of(text))
+    except (yaml.YAMLError, RecursionError, ValueError):
         is_ours = flag[2:].partition(".")[0] in Config.__dataclass_fields__
         is_shown = is_ours and not is_suspect(flag) and not looks_secret(text)
         raise ConfigError(

@@ -20,7 +20,7 @@ import yaml
 from oat.config.flags import read_flags
 from oat.config.part_names import fields_of_parts
 from oat.config.settings import DEFAULT_PARTS, MAIN_FIELDS, Config
-from oat.config.yaml_text import Loader, SlowLoader, tree_to_yaml
+from oat.config.yaml_text import SlowLoader, loader_of, tree_to_yaml
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError
 from oat.files import absolute, start
 
@@ -30,7 +30,8 @@ path () has the name of the file."""
 
 _UNREADABLE = (yaml.YAMLError, RecursionError, ValueError)
 """Errors of a YAML loader; `ValueError` for a date such as 2026-02-30."""
-_MOST_BRACKETS = 1000
+_MOST_LEVELS = 100
+"""Deepest nesting of a configuration."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
@@ -395,18 +396,23 @@ def _copied(tree: Any) -> Any:
     return [_copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
+def _refuse_deep(tree: Any, levels: int = 0) -> None:
+    if levels > _MOST_LEVELS:
+        raise RecursionError(f"it has more than {_MOST_LEVELS} levels")
+    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        _refuse_deep(value, levels + 1)
+
+
 @functools.lru_cache(maxsize=16)
 def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
     """Parse the text of a configuration. The result is cached, since a command reads the same text several
     times."""
     try:
         try:
-            # libyaml's composer ends the process at very deep nesting
-            kind = Loader if text.count("[") + text.count("{") < _MOST_BRACKETS else SlowLoader
-            tree, origins = _constructed(kind, path, text)
+            tree, origins = _constructed(loader_of(text), path, text)
         except _UNREADABLE:
             tree, origins = _constructed(SlowLoader, path, text)  # for its message
-        _copied(tree)  # what is nested too deeply to be copied is refused
+        _refuse_deep(tree)
     except _UNREADABLE as error:
         raise ConfigError(_not_yaml(path, text, error)) from None
     if not isinstance(tree, dict):

@@ -16,6 +16,19 @@ class SlowLoader(yaml.SafeLoader):
     """The same in Python. Its errors say more than those of libyaml."""
 
 
+_MOST_LEVELS = 1000
+"""Nesting that libyaml composes without harm; much deeper, it would end the process."""
+_INDENT = re.compile(r"^[ \t\-?:]+", re.MULTILINE)
+"""What can open levels at the beginning of a line, without brackets: at most two levels a character."""
+
+
+def loader_of(text: str) -> type[Loader | SlowLoader]:
+    """Return the loader that reads a text. Both refuse the same texts."""
+    indent = max(map(len, _INDENT.findall(text)), default=0)
+    is_flat = text.count("[") + text.count("{") + 2 * indent < _MOST_LEVELS
+    return Loader if is_flat else SlowLoader
+
+
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Writes YAML that `Loader` reads back. The string "5e-4" is written in quotes. Line ends of every kind
     are written as escapes, since SafeDumper loses some."""
