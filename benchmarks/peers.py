@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -31,11 +32,13 @@ class Side:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
+        # it goes with the process
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.process = subprocess.Popen(
             [python, str(SIDES / script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
             text=True,
             env=environment,
         )
@@ -48,7 +51,10 @@ class Side:
         while line := self.process.stdout.readline():
             if line.startswith("{"):
                 return json.loads(line)
-        raise RuntimeError(f"{self.process.args} ended with {self.process.wait()} when asked {verb}")
+        code = self.process.wait()
+        self._log.seek(0)
+        said = self._log.read()[-2000:]
+        raise RuntimeError(f"{self.process.args} ended with {code} when asked {verb}:\n{said}")
 
     def __enter__(self) -> Self:
         return self

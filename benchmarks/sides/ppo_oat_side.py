@@ -48,6 +48,7 @@ def train_(prompt_count: int, samples: int, cap: int, micro: dict[str, int]) -> 
 run_dir: {folder}/run
 model: {{path: {folder}/start, critic: {folder}/judge}}
 prompts: {{path: {folder}/train.jsonl}}
+render: {{special_tokens: drop}}
 sampling: {{max_new_tokens: {cap}}}
 engine: {{max_rows: {min(256, prompt_count * samples)}, threads: {threads}}}
 oracle: {{name: reward_model, path: {folder}/judge}}
