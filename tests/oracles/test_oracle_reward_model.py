@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 
 from oat.errors import ConfigError, OracleError
 from oat.oracles.make import build_oracle
+from oat.quickstart.task import build_tokenizer as quickstart_tokenizer
 from oat.testing import check_oracle
 from oat.types import Answer, Question
 
@@ -118,6 +119,19 @@ def test_a_template_that_refuses_a_prompt_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(OracleError, match="cannot be asked: the chat template cannot render"):
         asked(oracle, make_questions([make_group(0, "a")], "score", 0, oracle="reward_model"))
+
+
+def test_special_tokens_that_the_reward_model_cannot_read_are_named(tmp_path: Path) -> None:
+    """The quickstart's tokenizer has whole words only, and no unknown token."""
+    tokenizer = quickstart_tokenizer()
+    path = save_reward_model(tmp_path, build_config("llama", len(tokenizer)), tokenizer)
+    oracle = build_oracle("reward_model", {"path": path})
+    for response, hint in (
+        ("5<pad>", "; responses have `<pad>`: set render.special_tokens to drop"),
+        ("?", ""),
+    ):
+        with pytest.raises(OracleError, match=rf"cannot encode .*, or change the text{hint}$"):
+            asked(oracle, make_questions([make_group(0, response)], "score", 0, oracle="reward_model"))
 
 
 @pytest.mark.sample("grpo", seconds=1.0)

@@ -83,7 +83,16 @@ class RewardModelOracle(LocalOracle):
                 for text in question.candidates
             ]
         except TemplateError as error:
-            raise OracleError(f"the reward model {self.scorer.path} cannot be asked: {error}") from error
+            responses = [text for question in questions for text in question.candidates]
+            special = [
+                token
+                for token in self.scorer.tokenizer.all_special_tokens
+                if any(token in text for text in responses)
+            ]
+            hint = f"; responses have `{special[0]}`: set render.special_tokens to drop" if special else ""
+            raise OracleError(
+                f"the reward model {self.scorer.path} cannot be asked: {error}{hint}"
+            ) from error
         scores = self.scorer.score(rows)
         if self.overflow == "refuse" and None in scores:
             long = rows[scores.index(None)]
