@@ -147,13 +147,15 @@ def test_steps_with_short_responses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(
-    instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=9
+    instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=30
 )
-def test_ppo() -> None:
-    """The policy begins at the reference, and scores and values come from the judge."""
+@pytest.mark.parametrize("shape", ["tiny", "quickstart"])
+def test_ppo(shape: str) -> None:
+    """The policy begins at the reference, and scores and values come from the judge. The quickstart's
+    tokenizer has no unknown token."""
     from ppo import compare
 
-    row = compare("tiny", 1, None)
+    row = compare(shape, 1, None)
     assert row["steps_per_second"]["oat"] > 0
     assert row["peak_gb"]["oat"] > 0
     assert 0 < row["length"]["oat"] <= 8
