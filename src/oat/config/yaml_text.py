@@ -16,16 +16,18 @@ class SlowLoader(yaml.SafeLoader):
     """The same in Python. Its errors say more than those of libyaml."""
 
 
-_MOST_LEVELS = 1000
+_SAFE_LEVELS = 1000
 """Nesting that libyaml composes without harm; much deeper, it would end the process."""
-_INDENT = re.compile(r"^[ \t\-?:]+", re.MULTILINE)
-"""What can open levels at the beginning of a line, without brackets: at most two levels a character."""
+_OPENING = re.compile(r"[ \t\-?:]+")
+"""What opens levels without brackets: at most two levels a character. It stands at the beginning of a line,
+and YAML has more ends of lines than Python's `^` knows."""
 
 
 def loader_of(text: str) -> type[Loader | SlowLoader]:
-    """Return the loader that reads a text. Both refuse the same texts."""
-    indent = max(map(len, _INDENT.findall(text)), default=0)
-    is_flat = text.count("[") + text.count("{") + 2 * indent < _MOST_LEVELS
+    """Return the fast loader, or for a text that may be nested deeply the one that raises a
+    RecursionError."""
+    run = max(map(len, _OPENING.findall(text)), default=0)
+    is_flat = text.count("[") + text.count("{") + 2 * run < _SAFE_LEVELS
     return Loader if is_flat else SlowLoader
 
 
