@@ -127,7 +127,7 @@ def test_special_tokens_that_the_reward_model_cannot_read_are_named(tmp_path: Pa
     path = save_reward_model(tmp_path, build_config("llama", len(tokenizer)), tokenizer)
     oracle = build_oracle("reward_model", {"path": path})
     for response, hint in (
-        ("5<pad>", "; responses have `<pad>`: set render.special_tokens to drop"),
+        ("5<pad>", "; render.special_tokens: drop takes `<pad>` out of responses"),
         ("?", ""),
     ):
         with pytest.raises(OracleError, match=rf"cannot encode .*, or change the text{hint}$"):

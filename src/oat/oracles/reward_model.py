@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oat.errors import ConfigError, OracleError, TemplateError
 from oat.lazy import lazily
 from oat.oracles.local import LocalOracle, Values
-from oat.types import Question
+from oat.types import Message, Question
 
 if TYPE_CHECKING:
     from oat.models import scoring
@@ -76,23 +76,9 @@ class RewardModelOracle(LocalOracle):
             OracleError: the template refuses a conversation; a score is not finite; or a text is too long and
                 `overflow` is "refuse".
         """
-        try:
-            rows = [
-                self.scorer.encode(question.messages, text)
-                for question in questions
-                for text in question.candidates
-            ]
-        except TemplateError as error:
-            responses = [text for question in questions for text in question.candidates]
-            special = [
-                token
-                for token in self.scorer.tokenizer.all_special_tokens
-                if any(token in text for text in responses)
-            ]
-            hint = f"; responses have `{special[0]}`: set render.special_tokens to drop" if special else ""
-            raise OracleError(
-                f"the reward model {self.scorer.path} cannot be asked: {error}{hint}"
-            ) from error
+        rows = [
+            self._encoded(question.messages, text) for question in questions for text in question.candidates
+        ]
         scores = self.scorer.score(rows)
         if self.overflow == "refuse" and None in scores:
             long = rows[scores.index(None)]
@@ -103,3 +89,12 @@ class RewardModelOracle(LocalOracle):
             )
         left = iter(scores)
         return [[next(left) for _ in question.candidates] for question in questions]
+
+    def _encoded(self, messages: Sequence[Message], response: str) -> scoring.Encoded:
+        try:
+            return self.scorer.encode(messages, response)
+        except TemplateError as error:
+            special = [token for token in self.scorer.tokenizer.all_special_tokens if token in response]
+            hint = f"; render.special_tokens: drop takes `{special[0]}` out of responses" if special else ""
+            message = f"the reward model {self.scorer.path} cannot be asked: {error}{hint}"
+            raise OracleError(message) from error
