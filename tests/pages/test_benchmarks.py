@@ -147,7 +147,7 @@ def test_steps_with_short_responses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(
-    instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=30
+    instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=85
 )
 @pytest.mark.parametrize("shape", ["tiny", "quickstart"])
 def test_ppo(shape: str) -> None:
