@@ -13,9 +13,9 @@ from apart_runs import pair
 from fixtures import Finished
 from ray_runs import RayStrikes, part
 
-from oat.runtime import cluster
+from oat.processes import ray_cluster as cluster
 from oat.runtime.calls import call_of, value_of
-from oat.runtime.cluster import Cluster
+from oat.processes.ray_cluster import Cluster
 from oat.runtime.worker import surroundings, versions
 
 pytestmark = [pytest.mark.fault("R30"), pytest.mark.large]

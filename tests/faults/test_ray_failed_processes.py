@@ -15,12 +15,12 @@ from failures import AT_ONCE_S, PHASES, SETTINGS, ends, strike
 from fixtures import Finished, forked, named, oat
 from ray_runs import RayStrikes, gone, part
 
-from oat.runtime import guard
-from oat.runtime.cluster import Cluster
+from oat.processes.guard import guard
+from oat.processes.ray_cluster import Cluster
 
 pytestmark = [pytest.mark.fault("R18-ray"), pytest.mark.large]
 
-PARTS = {"the head": "gcs_server", "the raylet": "raylet", "the broker": "oat.runtime.ray"}
+PARTS = {"the head": "gcs_server", "the raylet": "raylet", "the broker": "oat.processes.ray_broker"}
 CALLS = {
     "an actor starts": ("make", 0),
     "sampling": ("sample", 5),
@@ -28,8 +28,8 @@ CALLS = {
     "an evaluation": ("sample", 9),
 }
 MOMENTS = {
-    "the cluster starts": ("oat.runtime.cluster:Cluster.ask", 1, 0.7),
-    "actors start": ("oat.runtime.crew:WorkerGroup.ready", 1, 0.7),
+    "the cluster starts": ("oat.processes.ray_cluster:Cluster.ask", 1, 0.7),
+    "actors start": ("oat.runtime.workers:WorkerGroup.ready", 1, 0.7),
     "sampling": ("oat.runtime.pool:ActorPool.sample", 5, 0.0),
     "new weights": ("oat.runtime.pool:PoolInbox.put", 3, 0.0),
     "learning": ("oat.learner.learner:Learner.update", 3, 0.0),

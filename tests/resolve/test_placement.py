@@ -11,7 +11,7 @@ from oat.config.compute_settings import ComputeConfig
 from oat.config.load import load_config
 from oat.resolve.placement import Placement, placement, placement_notes
 from oat.resolve.resolve import resolve
-from oat.runtime.gpus import shares_of
+from oat.processes.gpus import shares_of
 
 APART = {
     1: ([0], 0, []),

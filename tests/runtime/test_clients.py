@@ -24,7 +24,7 @@ from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean
 from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
-from oat.runtime.crew import Restarts, WorkerGroup
+from oat.runtime.workers import Restarts, WorkerGroup
 from oat.types import Answer, Group, Key, Message, Question
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1}

@@ -11,7 +11,7 @@ from fixtures import Finished, forked
 from ray_nodes import Nodes
 from ray_runs import RayStrikes, gone, marked
 
-from oat.runtime.cluster import Cluster
+from oat.processes.ray_cluster import Cluster
 
 ENDS = {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
 

@@ -13,8 +13,8 @@ from pretended import pretended_gpu
 from oat.errors import ActorError, ConfigError
 from oat.resolve.placement import placement
 from oat.runtime.calls import call_of, value_of
-from oat.runtime.cluster import Cluster, RayLauncher, RayRemote
-from oat.runtime.gpus import own_index
+from oat.processes.ray_cluster import Cluster, RayLauncher, RayRemote
+from oat.processes.gpus import own_index
 
 VISIBLE = f"{Path(__file__).parents[1] / 'support' / 'gpu_numbers.py'}:VisibleGpu"
 

@@ -12,7 +12,7 @@ from forked_cluster import ForkedCluster, Kill
 
 from oat.commands.digest import digest_run
 from oat.runtime.calls import call_of
-from oat.runtime.crew import WorkerGroup
+from oat.runtime.workers import WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.worker import surroundings
 
@@ -194,7 +194,7 @@ def test_a_process_that_is_not_fit(
 def test_no_room_for_a_replacement(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oat.runtime.crew._ROOM_S", 0.5)
+    monkeypatch.setattr("oat.runtime.workers._ROOM_S", 0.5)
     monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([Kill("sample", 6)]))
     cluster.most = 1
     assert train(world, tmp_path, "apart", **APART) == 1

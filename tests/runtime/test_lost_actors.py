@@ -16,7 +16,7 @@ from oat.algorithms.group import GRPO
 from oat.assemble.actor_side import ActorWorker
 from oat.commands.digest import digest_run
 from oat.errors import ConfigError
-from oat.runtime.crew import Restarts, WorkerGroup
+from oat.runtime.workers import Restarts, WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import Inbox
 from oat.runtime.worker import versions
@@ -358,7 +358,7 @@ def test_other_versions_elsewhere_are_refused_before_models_are_loaded(
 ) -> None:
     found = versions()
     others = {**found, "torch": "9.9", "oat": "1 (sources 0)"}
-    monkeypatch.setattr("oat.runtime.crew.versions", lambda: others)
+    monkeypatch.setattr("oat.runtime.workers.versions", lambda: others)
     cluster = ForkedCluster()
     assert train(world, tmp_path, monkeypatch, cluster) == 2
     error = capsys.readouterr().err

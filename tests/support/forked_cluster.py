@@ -132,7 +132,7 @@ class Kill:
 
 
 class ForkedGpus:
-    """Stands for `oat.runtime.cluster.Reservation`."""
+    """Stands for `oat.processes.ray_cluster.Reservation`."""
 
     actors = learner = None
 
@@ -144,7 +144,7 @@ class ForkedGpus:
 
 
 class ForkedCluster:
-    """Stands for `oat.runtime.cluster.Cluster`.
+    """Stands for `oat.processes.ray_cluster.Cluster`.
 
     Args:
         most: most processes that it has room for at the same time.

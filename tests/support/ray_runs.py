@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from forked_cluster import Kill
 
-from oat.runtime import cluster
-from oat.runtime.cluster import RayRemote
+from oat.processes import ray_cluster as cluster
+from oat.processes.ray_cluster import RayRemote
 
 MARK = "OAT_TEST_CLUSTER"
 """An environment variable that the processes of a cluster inherit from a test."""

@@ -11,7 +11,7 @@ from apart_runs import ACTORS
 from fixtures import oat
 
 from oat.learner.learner import Learner
-from oat.runtime.crew import WorkerProcess
+from oat.runtime.workers import WorkerProcess
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import buckets
 

@@ -1,4 +1,4 @@
-"""Processes of a Ray cluster that work for a run (`compute.runtime: ray`)."""
+"""Processes beside a run's own that work for it: of this machine, or of a Ray cluster (`compute.runtime`)."""
 
 import importlib.util
 import math
@@ -27,19 +27,25 @@ from oat.errors import ConfigError, plural
 from oat.files import start
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files, travelling
+from oat.processes.launcher import FEWER_CPUS, Place
+from oat.processes.local import Machine
+from oat.processes.ray_cluster import NO_RAY, Cluster
 from oat.resolve.placement import placement_of
 from oat.resolve.resolved import Resolved
 from oat.runtime.clients import Clients
-from oat.runtime.cluster import FEWER_CPUS, NO_RAY, Cluster
-from oat.runtime.crew import RestartState, WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted
+from oat.runtime.workers import RestartState, WorkerGroup
 from oat.types import ENSEMBLE
 
 LOGS = "logs"
 """The folder of a run directory in which each process has a file of what it prints."""
 _ACTOR = "oat.assemble.actor_side:ActorWorker"
 _LEARNER = "oat.assemble.learner_side:LearnerWorker"
+_WORKERS = "oat.runtime.worker"
+_WORKER = f"{_WORKERS}:Worker"
+_IMPORTED = (_WORKERS, "oat.assemble.actor_side", "oat.assemble.learner_side", "oat.assemble.oracle_side")
+"""What processes of this machine have imported when they start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +60,7 @@ class Processes:
         closing: functions that `close` calls.
     """
 
-    cluster: Cluster
+    place: Place
     actors: WorkerGroup
     learner: WorkerGroup | None = None
     clients: Clients | None = None
@@ -88,7 +94,7 @@ class Processes:
             self.learner.close()
         for close in self.closing:
             close()
-        self.cluster.close()
+        self.place.close()
 
 
 def start_processes(
@@ -117,9 +123,9 @@ def start_processes(
     logs = (home.directory / LOGS).resolve()
     logs.mkdir(exist_ok=True)
     with resolved.error_context("compute.address" if compute.address else "compute.runtime"):
-        cluster = Cluster(compute.address, logs, compute.deadline_s)
+        place = _place(compute, logs)
     try:
-        hired = _hired(resolved, home, cluster, parts, oracles)
+        hired = _hired(resolved, home, place, parts, oracles)
         with resolved.error_context("compute.runtime"):
             for crew in hired.crews:
                 crew.ready()
@@ -130,46 +136,61 @@ def start_processes(
         if hired.clients is not None and oracles is not None:
             hired.clients.crew.make(BOX, oracles.encoded)
     except BaseException:
-        cluster.close()
+        place.close()
         raise
     return hired
 
 
+def _place(compute: ComputeConfig, logs: Path) -> Place:
+    """Return where the processes are started.
+
+    Raises:
+        ConfigError: see `Cluster`.
+    """
+    if compute.runtime == "ray":
+        return Cluster(compute.address, logs, compute.deadline_s, _WORKER)
+    return Machine(f"{_WORKERS}:serve", _IMPORTED, logs, compute.deadline_s, cpus_here())
+
+
 def _hired(
-    resolved: Resolved, home: RunDirectory, cluster: Cluster, parts: list[str], oracles: OraclePlan | None
+    resolved: Resolved,
+    home: RunDirectory,
+    place: Place,
+    parts: list[str],
+    oracles: OraclePlan | None,
 ) -> Processes:
     """Reserve GPUs, and start the processes."""
     compute, gpus = resolved.config.compute, None
     is_apart = compute.learner == "actor"
     with resolved.error_context("compute.actors"):
-        cluster.refuse_too_many(*cpus_of(compute))
+        place.refuse_too_many(*cpus_of(compute))
     if (placed := placement_of(compute)) is not None and compute.gpus is not None:
         with resolved.error_context("compute.gpus"):
             learner_cpus = compute.learner_cpus if is_apart else 0.0
             cpus = compute.actor_cpus, learner_cpus
-            gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, *cpus)
+            gpus = place.reserve(compute.gpus, placed.actors, placed.learner, *cpus)
             if not is_apart:
                 torch.cuda.set_device(gpus.hold())
     life = home.life or RestartState(compute.max_restarts)
     restarts, files = life.restarts, life.files
     files.take("the run's own process", own_files(start()))
-    sampling = cluster.launcher(compute.actor_cpus, gpus.actors if gpus else None)
+    sampling = place.launcher(compute.actor_cpus, gpus.actors if gpus else None)
     actors = WorkerGroup(
         sampling, restarts, "actor", compute.actors, compute.standby, parts=parts, files=files
     )
     learner = clients = None
     if is_apart:
-        learning = cluster.launcher(compute.learner_cpus, gpus.learner if gpus else None)
+        learning = place.launcher(compute.learner_cpus, gpus.learner if gpus else None)
         learner = WorkerGroup(learning, restarts, "learner", 1, parts=parts, files=files)
     if oracles is not None:
-        asking = cluster.launcher(compute.oracle_cpus)
+        asking = place.launcher(compute.oracle_cpus)
         needed = [*parts, *oracles.parts]
         clients = Clients(
             WorkerGroup(asking, restarts, "oracle client", compute.oracle_clients, parts=needed, files=files)
         )
     is_new = restarts.count == 0
     wanted = Wanted(home.directory, compute.actors, is_new=is_new) if gpus is None else None
-    return Processes(cluster, actors, learner, clients, wanted, [gpus.close] if gpus else [])
+    return Processes(place, actors, learner, clients, wanted, [gpus.close] if gpus else [])
 
 
 def cpus_of(compute: ComputeConfig) -> tuple[list[float], str]:
@@ -177,6 +198,11 @@ def cpus_of(compute: ComputeConfig) -> tuple[list[float], str]:
     kinds = _kinds(compute)
     named = ", ".join(f"{plural(count, what)} at {cpus:g}" for count, what, cpus in kinds)
     return [cpus for count, _, cpus in kinds for _ in range(count)], named
+
+
+def cpus_here() -> int:
+    """Return the number of logical CPUs of this machine."""
+    return os.cpu_count() or 1
 
 
 def process_notes(config: Config) -> Iterator[str]:
@@ -188,7 +214,9 @@ def process_notes(config: Config) -> Iterator[str]:
 
 
 def cluster_of(compute: ComputeConfig) -> str:
-    """Return the cluster of a run, in words."""
+    """Return where the processes of a run are, in words."""
+    if compute.runtime == "processes":
+        return "this machine"
     return f"the Ray cluster {compute.address}" if compute.address else "a Ray cluster"
 
 
@@ -215,9 +243,9 @@ def refuse_without_cluster(resolved: Resolved) -> None:
     if compute.runtime == "local":
         return
     with resolved.error_context("compute.runtime"):
-        if importlib.util.find_spec("ray") is None:
+        if compute.runtime == "ray" and importlib.util.find_spec("ray") is None:
             raise ConfigError(NO_RAY)
-    (each, whose), has = cpus_of(compute), os.cpu_count() or 1
+    (each, whose), has = cpus_of(compute), cpus_here()
     cpus = math.fsum(each)
     with resolved.error_context("compute.actors"):
         if compute.address is None and cpus > has:

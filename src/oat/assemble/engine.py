@@ -61,7 +61,7 @@ def engine_notes(resolved: Resolved) -> tuple[str, ...]:
             f"the engine {name} draws tokens that depend on what it has drawn before: a run that is killed "
             "and continued samples other responses than one that is not"
         )
-    if not can.batch_invariant and compute.runtime == "ray" and compute.actors > 1:
+    if not can.batch_invariant and compute.runtime != "local" and compute.actors > 1:
         notes.append(
             f"under these settings the engine {name} rounds log-probabilities by what it computes together: "
             f"with another number of compute.actors than {compute.actors}, a run has other last bits, and in "

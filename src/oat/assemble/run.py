@@ -54,11 +54,11 @@ from oat.resolve.resolved import Resolved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import LedgerRequirements
 from oat.rundir.provenance import ProvenanceWriter, environment_of, first_seed
-from oat.runtime.crew import WorkerGroup
 from oat.runtime.local import over_wire
 from oat.runtime.probe import Probing
 from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
+from oat.runtime.workers import WorkerGroup
 from oat.seeds import Seeds
 from oat.text.chat_template import has_template, proposal
 from oat.text.turns import Turns

@@ -81,14 +81,15 @@ VOTES = ReadIf("evaluation.majority_at is set", lambda run: bool(run.config.eval
 TAKES_BEST = ReadIf("evaluation.best_of is set", lambda run: bool(run.config.evaluation.best_of))
 KEEPS_BEST = ReadIf("checkpoint.keep_best is above 0", lambda run: run.config.checkpoint.keep_best > 0)
 ROLLS_BACK = ReadIf("the action of an alarm is roll_back", _rolls_back)
+IS_APART = ReadIf("compute.runtime is processes or ray", lambda run: run.config.compute.runtime != "local")
 ON_CLUSTER = ReadIf("compute.runtime is ray", lambda run: run.config.compute.runtime == "ray")
-CLUSTER_ASKS = ReadIf(
-    "compute.runtime is ray, and an oracle is asked that is not built in",
-    lambda run: run.config.compute.runtime == "ray" and bool(run.asked),
+CLIENTS_ASK = ReadIf(
+    "compute.runtime is processes or ray, and an oracle is asked that is not built in",
+    lambda run: run.config.compute.runtime != "local" and bool(run.asked),
 )
 HAS_CLIENTS = ReadIf(
     "compute.oracle_clients is above 0",
-    lambda run: run.config.compute.runtime == "ray" and run.config.compute.oracle_clients > 0,
+    lambda run: run.config.compute.runtime != "local" and run.config.compute.oracle_clients > 0,
 )
 
 

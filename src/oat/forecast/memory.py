@@ -91,7 +91,7 @@ def _refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline
         needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
         return f"not compared on the machines of the cluster; here {has}"
     if SURE * found.peak <= limit:
-        if config.compute.runtime == "ray":
+        if config.compute.runtime != "local":
             needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
         return f"about {found.peak / GB:.3g} GB for tensors ({found.part}), and {has}"
     advice = _advice(resolved, lengths, found, limit)
@@ -149,7 +149,7 @@ def memory_rows(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> l
     """
     try:
         found = _rows("", estimate(resolved, lengths, policy))
-        if resolved.config.compute.runtime == "ray":
+        if resolved.config.compute.runtime != "local":
             found += _rows("an actor: ", estimate_actor(resolved, lengths, policy))
     except NotOutlinedError as error:
         return [not_estimated(str(error))]

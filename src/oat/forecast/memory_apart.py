@@ -104,7 +104,7 @@ class Needs:
         total, text = self.together(compute)
         if SURE * total <= limit:
             return
-        way = "lower compute.actors or compute.standby, or give compute.address a cluster of several machines"
+        way = "lower compute.actors or compute.standby, or use a Ray cluster of several machines"
         if compute.gpus:
             way = "take more GPUs without compute.collocate, or a smaller model"
         elif compute.actors + compute.standby == 1:
@@ -207,16 +207,16 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Iterator[tuple[str, s
     own = needed if compute.learner == "driver" else f"; about {size_of(IMPORTS + needs.fetched)}, {fetched}"
     yield "this process", f"{', '.join(has)}{own}"
     if compute.learner == "actor":
-        yield "for learning", f"1, with {compute.learner_cpus:g} of the cluster's logical CPUs{needed}"
+        yield "for learning", f"1, with {compute.learner_cpus:g} logical CPUs{needed}"
     if compute.oracle_clients:
-        each = f"each with {compute.oracle_cpus:g} of the cluster's logical CPUs"
+        each = f"each with {compute.oracle_cpus:g} logical CPUs"
         loaded = f"about {size_of(IMPORTS)} without tensors, and what their oracles load"
         yield "clients", f"{compute.oracle_clients}, {each}; {loaded}"
     gpus = ""
     if placed is not None:
         half = ", shared with the learner on one" if placed.is_shared else ""
         gpus = f" and a GPU{half}"
-    each = f"each with {compute.actor_cpus:g} of the cluster's logical CPUs{gpus}"
+    each = f"each with {compute.actor_cpus:g} logical CPUs{gpus}"
     yield "actors", f"{compute.actors}, {each}; about {size_of(needs.actor.peak)} for tensors of one on {on}"
     if compute.standby:
         yield "standbys", f"{compute.standby} with models loaded, which need as much as actors"

@@ -69,7 +69,7 @@ def place_rows(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> R
     is_cpu = config.compute.profile != "gpu"
     yield Row("device", "CPU" if is_cpu else "CUDA", "", "compute.profile")
     yield Row("engine", config.engine.name, engine.dtype, "engine.name")
-    if config.compute.runtime == "ray":
+    if config.compute.runtime != "local":
         to = ", to which `oat check` does not connect" if config.compute.address else ""
         yield Row("actors", config.compute.actors, "processes", "compute.actors")
         yield f"actors work on {cluster_of(config.compute)}{to}"

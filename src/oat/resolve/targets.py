@@ -48,7 +48,7 @@ def loaded_for(config: Config, *, trains: bool = True) -> str:
     Args:
         trains: False if no actors are started.
     """
-    if trains and config.compute.runtime == "ray":
+    if trains and config.compute.runtime != "local":
         return f"{config.model.path}, and starting {plural(config.compute.actors, 'actor')}"
     return config.model.path
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from oat.errors import LostError, OatError, WeightsError, warn
 from oat.runtime.calls import call_of, parts_of
-from oat.runtime.crew import WorkerGroup, WorkerProcess
 from oat.runtime.transfer import loaded_with
+from oat.runtime.workers import WorkerGroup, WorkerProcess
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
 
 _MOST_FLYING = 2

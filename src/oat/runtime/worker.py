@@ -16,6 +16,9 @@ import numpy as np
 from oat.errors import ConfigError, OatWarning, escape_streams
 from oat.files import absolute
 from oat.plugins.loading import load_symbol, own_files
+from oat.processes.child import write_to
+from oat.processes.local import answer_calls
+from oat.processes.pipe import Pipe
 from oat.runtime.calls import answered
 
 _COMPARED = ("torch", "transformers", "numpy")
@@ -42,11 +45,11 @@ class Worker:
         self._warned: list[str] = []
         escape_streams()
         if log and Path(log).parent.is_dir():
-            _write_to(log)
-            print(f"{time.strftime('%F %T')} process {os.getpid()} on {socket.gethostname()}", flush=True)
+            write_to(log)
+            _say_who()
         warnings.showwarning = self._note  # type: ignore[assignment]
 
-    def call(self, data: bytes | np.ndarray) -> bytes:
+    def call(self, data: bytes | memoryview | np.ndarray) -> bytes:
         """Answer a call: `prepare`, then `make`, then the calls of the box that was made. The reply to `make`
         has the user's own files that this process has imported (`loading.own_files`).
 
@@ -54,7 +57,8 @@ class Worker:
             data: the bytes of the call, also as an array.
         """
         self._warned.clear()
-        return answered(self._called, data if isinstance(data, bytes) else data.data, self._warned)
+        found = data.data if isinstance(data, np.ndarray) else data
+        return answered(self._called, found, self._warned)
 
     def _called(self, name: str, arguments: Sequence[Any]) -> Any:
         if name == "prepare":
@@ -70,6 +74,12 @@ class Worker:
         print(f"{category.__name__}: {message}", file=sys.stderr, flush=True)
         if issubclass(category, OatWarning):
             self._warned.append(str(message))
+
+
+def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
+    """Work for a run in a process of its own, whose output goes to its place already."""
+    _say_who()
+    answer_calls(pipe, Worker().call)
 
 
 def versions() -> dict[str, str]:
@@ -129,8 +139,5 @@ def prepared(
     return {"machine": machine, "process": os.getpid()}
 
 
-def _write_to(log: str) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.close(file)
+def _say_who() -> None:
+    print(f"{time.strftime('%F %T')} process {os.getpid()} on {socket.gethostname()}", flush=True)

@@ -9,11 +9,11 @@ from oat.types.part import Check
 
 def gpus(resolved: Resolved) -> Iterator[Check]:
     compute = resolved.config.compute
-    given, on_cluster = compute.gpus is not None, compute.runtime == "ray"
+    given, is_apart = compute.gpus is not None, compute.runtime != "local"
     yield Check(
         "compute.gpus",
-        given and not on_cluster,
-        "a run in one process takes the first visible GPU; remove it, or set compute.runtime to ray",
+        given and not is_apart,
+        "a run in one process takes the first visible GPU; remove it, or set compute.runtime to processes",
     )
     yield Check(
         "compute.gpus",
@@ -22,8 +22,8 @@ def gpus(resolved: Resolved) -> Iterator[Check]:
     )
     yield Check(
         "compute.gpus",
-        not given and on_cluster and compute.profile == "gpu",
-        "set it to the number of GPUs of the cluster that the run uses, or compute.profile to cpu",
+        not given and is_apart and compute.profile == "gpu",
+        "set it to the number of GPUs that the run uses, or compute.profile to cpu",
     )
     yield Check(
         "compute.collocate",

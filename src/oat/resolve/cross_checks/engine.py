@@ -35,8 +35,8 @@ def suits_run(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         _FIELD,
         config.compute.runtime == "local" and not can.own_threads,
-        "its number of threads is that of the whole process, the learner's too; set compute.runtime: ray, "
-        "which gives it a process of its own",
+        "its number of threads is that of the whole process, the learner's too; set compute.runtime: "
+        "processes, which gives it a process of its own",
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from oat.errors import ActorError, ConfigError
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU = "every GPU of compute.gpus is in use, and no further process can be started"
 RESERVED_S = 30.0
 """Longest time in seconds until a cluster has reserved GPUs that were free."""
 
@@ -23,7 +24,7 @@ class _Holder:
     """Holds a GPU for the run's own process."""
 
     def visible(self) -> str:
-        return os.environ.get(_VISIBLE, "")
+        return os.environ.get(VISIBLE, "")
 
 
 class Places:
@@ -46,7 +47,7 @@ class Places:
         """
         with self._lock:
             if not self._free:
-                raise ActorError("every GPU of compute.gpus is in use, and no further process can be started")
+                raise ActorError(NO_GPU)
             return self._free.pop(0)
 
     def give_back(self, place: int) -> None:
@@ -128,6 +129,15 @@ def shares_of(actors: Sequence[int], learner: int) -> list[float]:
     return [0.5 if gpu == learner else 1.0 for gpu in actors]
 
 
+def seen_gpus() -> list[str]:
+    """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # here, because a process that calls a small function does not need it
+
+    named = os.environ.get(VISIBLE)
+    count = torch.cuda.device_count()
+    return [str(each) for each in range(count)] if named is None else named.split(",")[:count]
+
+
 def own_index(given: str) -> int:
     """Return the index of a GPU among those that this process sees (its CUDA_VISIBLE_DEVICES).
 
@@ -137,14 +147,14 @@ def own_index(given: str) -> int:
     Raises:
         ConfigError: this process does not see the GPU.
     """
-    visible = os.environ.get(_VISIBLE)
+    visible = os.environ.get(VISIBLE)
     if visible is None and given.isdecimal():
         return int(given)
     seen = [name.strip() for name in (visible or "").split(",")]
     if not given or given not in seen:
         raise ConfigError(
-            f"Ray gave this run's own process the GPU {given!r}, which it does not see ({_VISIBLE} is "
-            f"{visible or 'not set'}); start the cluster and the run with the same {_VISIBLE}"
+            f"Ray gave this run's own process the GPU {given!r}, which it does not see ({VISIBLE} is "
+            f"{visible or 'not set'}); start the cluster and the run with the same {VISIBLE}"
         )
     return seen.index(given)
 

@@ -1,22 +1,21 @@
-"""The broker: the process through which a run uses a Ray cluster (`runtime/cluster.py` says why).
+"""The broker: the process through which a run uses a Ray cluster (`ray_cluster.py` says why).
 
-This module is run as a program of its own: `python -m oat.runtime.ray FD`. FD is the number of a socket, on
-which the run sends its requests. When the socket is closed, the broker leaves the cluster and ends.
+It is a program of its own (`spawn.py`), and gets the requests of the run. When their connection is closed,
+the broker leaves the cluster and ends.
 
 Ray pickles the name of a class of ours, and bytes (as arrays of numpy, which the receiver reads in the
 cluster's shared memory, without a copy). Values of models and users travel as bytes of `wire.py`,
 and so do errors.
 """
 
+import importlib
 import logging
 import os
 import shutil
 import signal
-import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import ModuleType
@@ -26,11 +25,10 @@ import numpy as np
 
 from oat import wire
 from oat.errors import ConfigError, LostError, OatError
-from oat.runtime.cluster import NO_RAY, no_cluster
-from oat.runtime.gpus import Places, ReservedGpus
-from oat.runtime.guard import processes
-from oat.runtime.pipe import Pipe
-from oat.runtime.worker import Worker
+from oat.processes.gpus import Places, ReservedGpus
+from oat.processes.marks import processes
+from oat.processes.pipe import Pipe
+from oat.processes.ray_cluster import NO_RAY, no_cluster
 
 _LOOPBACK = "127.0.0.1"
 _ANSWERED = ("connect", "resources", "reserve", "hold", "start", "store_some")
@@ -44,10 +42,12 @@ class Broker:
 
     Args:
         pipe: where the requests come from.
+        worker: the class of what answers calls in a process; its constructor gets the path of a log, and its
+            method `call` the bytes of a call.
     """
 
-    def __init__(self, pipe: Pipe):
-        self._pipe, self._lock = pipe, threading.Lock()
+    def __init__(self, pipe: Pipe, worker: type):
+        self._pipe, self._lock, self._worker = pipe, threading.Lock(), worker
         self._ray: Any = None
         self._folder = ""
         self._processes: dict[int, Any] = {}
@@ -59,7 +59,7 @@ class Broker:
         """Answer requests until the run closes its end."""
         try:
             while True:
-                head, data = self._pipe.receive()
+                head, data, _ = self._pipe.receive()
                 what, arguments = wire.decode(head)
                 if what in _ANSWERED:
                     self._answer(what, *arguments)
@@ -106,7 +106,7 @@ class Broker:
         self._gpus.pop(reservation).close()
 
     def _start(self, number: int, log: str, cpus: float, places: tuple[int, str] | None) -> None:
-        worker = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(Worker)
+        worker = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(self._worker)
         if places is not None:
             reservation, whose = places
             gpus: Places = getattr(self._gpus[reservation], whose)
@@ -210,8 +210,15 @@ def _failed(error: BaseException) -> OatError:
     )
 
 
-if __name__ == "__main__":
+def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
+    """Be the broker.
+
+    Args:
+        order: `worker` names the class of `Broker`, as `package.module:name`.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    module, _, name = order["worker"].partition(":")
+    worker = getattr(importlib.import_module(module), name)
     _leave_folder()
-    Broker(Pipe(socket.socket(fileno=int(sys.argv[1])))).serve()
+    Broker(pipe, worker).serve()

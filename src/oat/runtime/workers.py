@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
-from oat.errors import ActorError, ConfigError, LostError, OatError, warn
+from oat.errors import ActorError, ConfigError, LostError, OatError
+from oat.processes.launcher import Launcher, Remote
+from oat.processes.restarts import Restarts
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.worker import surroundings, versions
 
@@ -13,77 +15,6 @@ _ROOM_S = 10.0
 """Longest time in seconds until what a lost process had counts as free."""
 _PAUSE_S = 0.2
 """Time in seconds between two looks whether there is room."""
-Pending = Callable[[], bytes | memoryview]
-"""Waits for the reply to a call, and returns it."""
-
-
-class Remote(Protocol):
-    """A process of its own, which answers one call after another (`runtime/worker.py`).
-
-    Attributes:
-        name: for messages.
-    """
-
-    name: str
-
-    def call(self, what: str, data: Any) -> Pending:
-        """Send a call, and return at once. The wait for its reply raises `LostError` if the process has
-        ended, or if it has not replied in time.
-
-        Args:
-            what: the name of the call, for messages.
-            data: the bytes of the call, or a handle of them (`Launcher.shared`).
-        """
-
-    def close(self) -> None:
-        """End the process."""
-
-
-class Launcher(Protocol):
-    """Starts processes."""
-
-    def start(self, name: str) -> Remote:
-        """Start a process, and return at once."""
-
-    @property
-    def room(self) -> int:
-        """How many further processes can start now."""
-
-    def shared(self, parts: Sequence[bytes | memoryview]) -> Any:
-        """Return a handle of a call that is sent to several processes. The parts of the call may change when
-        this function has returned."""
-
-
-class Restarts:
-    """Counts the processes that were replaced in a run.
-
-    Args:
-        most: how many may be replaced.
-    """
-
-    def __init__(self, most: int):
-        self.most = most
-        self.count = 0
-        self._lock = RLock()
-
-    def use(self, lost: OatError, then: str = "it is replaced") -> None:
-        """Count a process that will be replaced.
-
-        Args:
-            then: what the run does, for the warning.
-
-        Raises:
-            ActorError: no further process may be replaced.
-        """
-        with self._lock:
-            if self.count == self.most:
-                raise ActorError(
-                    f"{lost}; compute.max_restarts ({self.most}) allows no further replacement; the "
-                    "folder `logs` of the run may say why it ended. The run continues with the same command"
-                ) from None
-            self.count += 1
-            count = self.count
-        warn(f"{lost}; {then} ({count} of compute.max_restarts {self.most})")
 
 
 class UserFiles:

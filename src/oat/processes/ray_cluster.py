@@ -1,6 +1,6 @@
 """The run's own side of a Ray cluster.
 
-Ray itself works in a process beside this one, the broker (`runtime/ray.py`). If a part of a cluster ends, Ray
+Ray itself works in a process beside this one, the broker (`ray_broker.py`). If a part of a cluster ends, Ray
 may end every process that uses it, at once and without a message. So the run's own process does not use it:
 if the broker ends, the run saves its state, and says what happened.
 
@@ -17,28 +17,25 @@ import re
 import secrets
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from oat import errors, wire
 from oat.errors import ActorError, ConfigError, LostError
 from oat.files import for_sockets
-from oat.runtime import guard
-from oat.runtime.crew import Pending
-from oat.runtime.gpus import RESERVED_S, own_index
-from oat.runtime.pipe import Pipe
+from oat.processes.gpus import RESERVED_S, own_index
+from oat.processes.guard import guard
+from oat.processes.launcher import FEWER_CPUS, Pending
+from oat.processes.pipe import Message
+from oat.processes.spawn import Child
 
 _CONNECT_S = 5.0
 """Longest time in seconds until a cluster answers at its address."""
@@ -126,11 +123,6 @@ _SILENT = f"without a word, Ray ended, or has not answered for {_START_S:g} s"
 """What is said of a cluster that has not started, and has printed nothing."""
 _HEAD = re.compile(r"^\[[^\]]*\] \S+:\d+: ")
 """How a line of Ray's log begins: the time, the processes, and the place in Ray's sources."""
-FEWER_CPUS = (
-    "lower their number, or the CPUs of each (compute.actor_cpus, compute.learner_cpus, compute.oracle_cpus; "
-    "a fraction shares one)"
-)
-"""What to do about too few logical CPUs."""
 
 
 class Cluster:
@@ -138,19 +130,20 @@ class Cluster:
 
     A cluster that is started here is one of this machine, listens on its loopback interface, and answers
     those who have its token. When this process ends, even by a kill, nothing of it is left
-    (`runtime/guard.py`).
+    (`guard.py`).
 
     Args:
         address: of a running cluster, as host:port; None: a cluster is started on this machine.
         logs: directory of a file for the broker, and of one for each process, with what they print.
         deadline_s: longest time in seconds for a reply.
+        worker: the class of what answers calls in a process (`Broker`), as `package.module:name`.
 
     Raises:
         ConfigError: Ray is not installed, no cluster can be used there, or a port is taken that the
             environment fixes.
     """
 
-    def __init__(self, address: str | None, logs: Path, deadline_s: float):
+    def __init__(self, address: str | None, logs: Path, deadline_s: float, worker: str):
         if address is not None:
             refuse_silent(address)
         else:
@@ -160,25 +153,13 @@ class Cluster:
         self._dropped: deque[int] = deque()
         self._end: str | None = None
         self._is_closed = False
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._folder = folder = ""
+        self._is_own, self._folder = address is None, ""
         if address is None:
-            self._folder = folder = tempfile.mkdtemp(prefix="oat-ray-", dir=for_sockets())
-            command = [sys.executable, "-I", guard.__file__, folder, str(os.getpid())]
-            self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._broker = self._started(theirs.fileno(), is_own=address is None)
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.write(f"{self._broker.pid}\n".encode())
-            self._guard.stdin.flush()
-        self._pipe = Pipe(self._socket.dup())
-        _open.add(self)
-        self._sender = ThreadPoolExecutor(1, "requests")
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+            self._folder = tempfile.mkdtemp(prefix="oat-ray-", dir=for_sockets())
+            guard.hold(f"folder {self._folder}")
+        self._broker = self._started(worker)
         try:
-            self.ask("connect", address, folder, within_s=_START_S)
+            self.ask("connect", address, self._folder, within_s=_START_S)
         except ActorError:
             self.close()
             raise no_cluster(address, self._last_words()) from None
@@ -276,10 +257,9 @@ class Cluster:
         """
         if self._end is not None:
             raise ActorError(self._end)
-        try:
-            sent = self._sender.submit(self._send, wire.encode((what, arguments)), data)
-        except RuntimeError:  # it was closed meanwhile
-            raise ActorError(self._end) from None
+        while self._dropped:
+            self._broker.link.send(wire.encode(("drop", (self._dropped.popleft(),))))
+        sent = self._broker.link.send(wire.encode((what, arguments)), data)
         if data is None:
             return
         try:
@@ -305,41 +285,15 @@ class Cluster:
             return
         self._is_closed = True
         self._end = self._end or "the run has left its cluster"
-        if self._guard is None:
-            with suppress(FutureTimeoutError):
-                self._sender.submit(lambda: None).result(_END_S)
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
-        self._sender.shutdown()
-        self._pipe.close()
-        self._socket.close()
-        if self._guard is None:
-            with suppress(subprocess.TimeoutExpired):
-                self._broker.wait(_END_S)
-        self._broker.kill()
-        if self._guard is not None:
-            guard.end(self._broker.pid)  # here too, since the guard may hang
+        if not self._is_own:
+            self._broker.link.close(_END_S)
+        self._broker.end(0.0 if self._is_own else _END_S)
+        if self._is_own:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._guard.kill()
-            self._guard.communicate()
-        self._broker.wait()
+            guard.release(f"folder {self._folder}")
 
-    def let_go(self) -> None:
-        """Close what a forked child of this process has of the cluster. Otherwise the cluster would live as
-        long as the child."""
-        self._pipe.close()
-        self._socket.close()
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
-
-    def _send(self, head: bytes, data: Sequence[bytes | memoryview] | None) -> None:
-        while self._dropped:
-            self._pipe.send(wire.encode(("drop", (self._dropped.popleft(),))))
-        self._pipe.send(head, data)
-
-    def _started(self, descriptor: int, *, is_own: bool) -> subprocess.Popen[bytes]:
-        """Start the broker, which reads requests from a descriptor."""
+    def _started(self, worker: str) -> Child:
+        """Start the broker."""
         with (self._logs / _LOG).open("ab") as log:
             self._begin_of_log = log.tell()
             environment = {
@@ -349,18 +303,17 @@ class Cluster:
                 "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
                 **os.environ,
                 # without clusters of several machines, Ray listens on the loopback interface only
-                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if is_own else "1",
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if self._is_own else "1",
             }
-            if is_own:
+            if self._is_own:
                 environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "oat.runtime.ray", str(descriptor)],
-                pass_fds=[descriptor],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment,
+            return Child(
+                "oat.processes.ray_broker:serve",
+                {"worker": worker},
+                self._take,
+                environment=environment,
+                output=log.fileno(),
+                has_session=True,
             )
 
     def ask(self, what: str, *arguments: Any, within_s: float | None = None) -> Any:
@@ -412,20 +365,19 @@ class Cluster:
         self.send(what, number, *arguments, data=data)
         return future
 
-    def _read(self) -> None:
-        """Take replies from the broker until it ends."""
-        with suppress(EOFError, OSError):
-            while True:
-                head, data = self._pipe.receive()
-                number, error, text = wire.decode(head)
-                if number is None:
-                    self._ended(text)
-                    break
-                future = self._waiting.pop(number)
-                if data is None:
-                    future.set_exception(getattr(errors, error)(text))
-                else:
-                    future.set_result(data)
+    def _take(self, message: Message | None) -> None:
+        """Take a reply of the broker."""
+        if message is not None:
+            number, error, text = wire.decode(message.head)
+            if number is None:
+                self._ended(text)
+                return
+            future = self._waiting.pop(number)
+            if message.data is None:
+                future.set_exception(getattr(errors, error)(text))
+            else:
+                future.set_result(message.data)
+            return
         reason = self._ended("its broker ended")
         while self._waiting:
             self._waiting.popitem()[1].set_exception(ActorError(reason))
@@ -445,17 +397,6 @@ class Cluster:
                 "continues with the same command"
             )
         return self._end
-
-
-_open = WeakSet[Cluster]()
-
-
-def _let_go() -> None:
-    for cluster in _open:
-        cluster.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 class Reservation:
@@ -501,7 +442,7 @@ class Shared:
 
 
 class RayRemote:
-    """A process of a cluster (`crew.Remote`)."""
+    """A process of a cluster (`launcher.Remote`)."""
 
     def __init__(self, cluster: Cluster, name: str, number: int, deadline_s: float):
         self.name, self._number = name, number
@@ -534,7 +475,7 @@ class RayRemote:
 
 
 class RayLauncher:
-    """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
+    """Starts processes on a cluster (`launcher.Launcher`); see `Cluster.launcher`."""
 
     def __init__(self, cluster: Cluster, cpus: float, places: tuple[int, str] | None):
         self._cluster, self._cpus, self._places = cluster, cpus, places

@@ -1,0 +1,1 @@
+"""Processes beside this one: started, called, limited and ended."""

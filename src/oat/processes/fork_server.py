@@ -1,0 +1,126 @@
+"""The process of a `ForkServer`: it has imported modules, and forks a process with them for each request.
+
+It starts no threads, and computes nothing: a process with threads cannot be forked safely.
+"""
+
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from oat.processes.child import function_of, write_to
+from oat.processes.marks import VARIABLE, end_group
+from oat.processes.pipe import Message, Pipe
+
+
+def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
+    """Answer requests until the connection ends.
+
+    Args:
+        order: `modules` are imported first. If `log` is not "", it is a file of what the processes print.
+    """
+    if order["log"]:
+        write_to(order["log"])
+    for name in order["modules"]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to all pages that it shares with this process
+    _Server(pipe).serve()
+
+
+class _Server:
+    def __init__(self, pipe: Pipe):
+        self._pipe = pipe
+        self._forked: dict[int, int] = {}
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                ready, _, _ = select.select([self._pipe.fileno(), self._woken], [], [])
+                self._reap()
+                if self._pipe.fileno() in ready:
+                    self._do(self._pipe.receive())
+        for process in self._forked:
+            end_group(process)
+
+    def _do(self, message: Message) -> None:
+        request = msgspec.msgpack.decode(message.head)
+        number = request["number"]
+        if request["what"] == "end":
+            for process in [each for each, its in self._forked.items() if its == number]:
+                end_group(process)
+            return
+        (descriptor,) = message.descriptors
+        process = os.fork()
+        if not process:
+            self._become(request, descriptor)
+        with suppress(OSError):  # it has done so itself
+            os.setpgid(process, process)
+        os.close(descriptor)
+        self._forked[process] = number
+        self._tell({"number": number, "process": process})
+
+    def _become(self, request: Mapping[str, Any], descriptor: int) -> None:
+        """Be the process that was asked for, and end."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for own in (self._woken, self._waker):
+                os.close(own)
+            self._pipe.close()
+            os.environ.update(request["environment"], **{VARIABLE: request["mark"]})
+            if request["log"]:
+                write_to(request["log"])
+            _draw_anew()
+            sys.path[:] = request["path"]
+            os.chdir(request["folder"])
+            function_of(request["target"])(Pipe(socket.socket(fileno=descriptor)), request)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Take leave of the processes that have ended, and end what they have started."""
+        with suppress(BlockingIOError):
+            os.read(self._woken, 2**10)
+        while self._forked:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return
+            end_group(ended.si_pid)
+            _, status = os.waitpid(ended.si_pid, 0)
+            number = self._forked.pop(ended.si_pid)
+            self._tell({"number": number, "code": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, what: Mapping[str, Any]) -> None:
+        self._pipe.send(msgspec.msgpack.encode(what))
+
+
+def _draw_anew() -> None:
+    """Give the global random number generators states that no other forked process has. (Python does so with
+    its own.)"""
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
