@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "assemble": (
         "algorithms collector config control data engines environments errors evaluation "
         "explore files hardware learner ledger loop models oracles plugins protocols resolve "
-        "rollout rundir runtime seeds text tracking types wire"
+        "processes rollout rundir runtime seeds text tracking types wire"
     ),
     "blobs": "errors types wire",
     "cli": "config control errors files plugins",
@@ -62,7 +62,7 @@ MAY_IMPORT = {
     ),
     "functional": "errors",
     "hardware": "functional models types",
-    "laboratory": "errors explore files models seeds",
+    "laboratory": "errors explore files models plugins seeds",
     "learner": "algorithms config errors functional hardware models seeds types wire",
     "ledger": "blobs control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",
@@ -73,7 +73,8 @@ MAY_IMPORT = {
         "rundir runtime text tracking"
     ),
     "oracles": "config errors files hardware lazy models plugins types wire",
-    "plugins": "errors files",
+    "plugins": "errors files processes",
+    "processes": "errors files wire",
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
     "reports": "algorithms config control errors files ledger loop metrics resolve rundir tracking types",
@@ -83,13 +84,13 @@ MAY_IMPORT = {
     ),
     "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
-    "runtime": "algorithms blobs engines errors files oracles plugins protocols types wire",
+    "runtime": "algorithms blobs engines errors files oracles plugins processes protocols types wire",
     "testing": (
         "__init__ algorithms cli data environments errors explore learner metrics models "
         "oracles plugins rundir seeds types wire"
     ),
     "text": "errors files types",
-    "tracking": "config errors files plugins rundir types",
+    "tracking": "config errors files plugins processes rundir types",
     "trainer": "commands config control errors files loop opening plugins reports resolve rundir",
     "wire": "errors types",
 }
@@ -102,7 +103,7 @@ MAX_LINES = 700
 MAX_FUNCTION_LINES = 80
 """Alarms, no aims: a file is parted for its reader."""
 ONLY_IN = {
-    "ray": "runtime/ray.py",
+    "ray": "processes/ray_broker.py",
     "vllm": "engines/vllm.py",
     "peft": "models/lora.py",
     "bitsandbytes": "models/nf4.py",
@@ -114,6 +115,16 @@ ONLY_IN = {
     "torch.distributed.fsdp": "learner/sharding.py",
     "torch.distributed._composable": "learner/sharding.py",
 }
+STARTERS = ("subprocess", "multiprocessing", "concurrent.futures.process", "pty", "ray")
+STARTING = ("fork", "system", "popen", "spawn", "posix_spawn")
+"""Modules that start processes, and how the names of the functions of `os` begin that do."""
+REVIEWED = {
+    "rundir/provenance.py": "git, which ends at once",
+    "reports/terminal.py": "the user's pager, which has the terminal",
+    "oracles/remote/server.py": "the server of Mosec, which starts workers itself",
+    "quickstart/processes.py": "commands of `oat`, as a user starts them",
+}
+"""Files outside `processes/` that start processes, and which."""
 
 
 def name_of(file: Path) -> str:
@@ -405,6 +416,21 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
 
     assert {file for file in FILES if uses(source_of(file).at_import)} == set()
     assert {file for file in FILES if uses(source_of(file).imports)} <= {ROOT / place}
+
+
+def test_processes_are_started_in_one_package() -> None:
+    def starts(file: Path) -> bool:
+        called = [
+            node.func.attr
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "os"
+        ]
+        return bool(imports(file) & {*STARTERS}) or any(name.startswith(STARTING) for name in called)
+
+    found = {file.relative_to(ROOT).as_posix() for file in FILES if starts(file)}
+    assert {file for file in found if not file.startswith("processes/")} == {*REVIEWED}
 
 
 @pytest.mark.parametrize(

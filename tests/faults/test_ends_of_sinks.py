@@ -12,7 +12,7 @@ import pytest
 from ends import PLACE
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.tracking.leftovers import VARIABLE
+from oat.processes.marks import VARIABLE
 
 OWN = Path(__file__).parents[1] / "support" / "sinks.py"
 ENDS = {

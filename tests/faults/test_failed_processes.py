@@ -8,7 +8,7 @@ import pytest
 from apart_runs import pair
 from failures import PHASES, SETTINGS, ends, strike
 from fixtures import Finished
-from forked_cluster import ForkedCluster
+from planned_kills import StruckMachine
 
 DEADLINE_S = {"killed": 300.0, "hangs": 20.0}
 """Seconds for a reply. A busy machine needs some for every process that starts."""
@@ -32,11 +32,11 @@ def test_a_failure_ends_the_run(
     own = {**SETTINGS[PHASES[phase][0]], "compute.max_restarts": 0}
     run, kill = pair(finished, "grpo", tmp_path, {}, own), strike(phase, how)
     monkeypatch.setattr(
-        "oat.assemble.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S[how])
+        "oat.assemble.apart.Machine", machine := StruckMachine([kill], deadline_s=DEADLINE_S[how])
     )
-    seconds = ends(run, phase, kill, cluster, capsys)
+    seconds = ends(run, phase, kill, machine, capsys)
     figure(f"at most {seconds:.1f} s from a failure to the end of the run (after the deadline, if it hangs)")
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
     assert run.train() == 0
     figure(f"{int(run.is_equal)} of 1 ended runs equal the local one bitwise after the same command")
     assert run.is_equal
@@ -56,9 +56,9 @@ def test_a_failure_is_mended(
 ) -> None:
     run, kill = pair(finished, "grpo", tmp_path, {}, SETTINGS[PHASES[phase][0]]), strike(phase, how)
     monkeypatch.setattr(
-        "oat.assemble.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S[how])
+        "oat.assemble.apart.Machine", machine := StruckMachine([kill], deadline_s=DEADLINE_S[how])
     )
     assert run.train() == 0
-    assert cluster.killed == [kill]
+    assert machine.killed == [kill]
     figure(f"{int(run.is_equal)} of 1 mended runs equal the local one bitwise")
     assert run.is_equal

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from apart_runs import RUNS, Pair, pair
 from fixtures import Finished, forked, kill_at
-from forked_cluster import ForkedCluster, Kill, drawn_kills, share_fork_server
+from planned_kills import Kill, StruckMachine, drawn_kills
 
 from oat.runtime.pool import PoolInbox
 from oat.runtime.transfer import buckets
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.fault("R15")
 
 def calls_of(name: str, finished: Finished, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how many calls of each name a run makes whose actors nobody kills."""
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine())
     whole = pair(finished, name, folder, {})
     assert whole.train() == 0
     assert whole.is_equal
-    return cluster.calls
+    return machine.calls
 
 
 @pytest.mark.slow(instead="tests/runtime/test_lost_actors.py::test_a_killed_actor_is_replaced", seconds=10.8)
@@ -46,11 +46,11 @@ def test_an_actor_killed_at_any_moment(
     assert {*calls} >= {"prepare", "make", "begin", "put", "commit", "sample", "work"}
     kills = drawn_kills(name, calls, PARTS * KILLS)[part * KILLS : (part + 1) * KILLS]
     for number, kill in enumerate(kills):
-        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([kill]))
+        monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine([kill]))
         run = pair(finished, name, tmp_path / f"{number}", {})
         assert run.train() == 0, kill
-        assert cluster.killed == [kill]
-        figure(f"{cluster.hits} of 1 planned kills met an actor that was there")
+        assert machine.killed == [kill]
+        figure(f"{machine.hits} of 1 planned kills met an actor that was there")
         figure(
             f"{int(run.is_equal)} of 1 runs equal the local one bitwise, an actor killed at a random moment"
         )
@@ -77,17 +77,16 @@ def test_an_actor_killed_at_each_bucket(
     assert count > 5
     for bucket in range(count):
         kill = Kill("put", 2 * (2 * count + bucket) + bucket % 2)
-        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([kill]))
+        monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine([kill]))
         run = pair(finished, "grpo", tmp_path / f"{bucket}", {})
         assert run.train() == 0, kill
-        assert cluster.killed == [kill]
+        assert machine.killed == [kill]
         figure(f"{int(run.is_equal)} of 1 runs equal the local one bitwise, an actor killed at a bucket")
         assert run.is_equal, kill
 
 
 def torn(run: Pair, put: int) -> int:
     """Begin a run that is killed before the bucket with this number, from 1."""
-    share_fork_server()
     kill_at(PoolInbox, "put", put)
     return run.train()
 
@@ -103,7 +102,7 @@ def test_a_run_killed_at_each_bucket(
     """The run's own process is killed between two buckets, then the same command."""
     calls = calls_of("a lagging sampler", finished, tmp_path / "whole", monkeypatch)
     count = calls["put"] // calls["commit"]
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
     for bucket in range(count):
         run = pair(finished, "a lagging sampler", tmp_path / f"{bucket}", {})
         assert forked(partial(torn, run, count + bucket + 1), tmp_path / "log") == -signal.SIGKILL, (

@@ -83,13 +83,13 @@ def test_the_reader_of_sources_sees_them() -> None:
 
 
 SENT = {
-    ("runtime/ray.py", "self._ray.remote", ""),
-    ("runtime/ray.py", "worker.remote", "log"),
-    ("runtime/ray.py", "?.call.remote", "sent"),
-    ("runtime/ray.py", "self._ray.put", "data"),
-    ("runtime/gpus.py", "self._ray.remote", ""),
-    ("runtime/gpus.py", "?.remote", ""),
-    ("runtime/gpus.py", "self._holder.visible.remote", ""),
+    ("processes/ray_broker.py", "self._ray.remote", ""),
+    ("processes/ray_broker.py", "worker.remote", "log"),
+    ("processes/ray_broker.py", "?.call.remote", "sent"),
+    ("processes/ray_broker.py", "self._ray.put", "data"),
+    ("processes/gpus.py", "self._ray.remote", ""),
+    ("processes/gpus.py", "?.remote", ""),
+    ("processes/gpus.py", "self._holder.visible.remote", ""),
 }
 """What is handed to Ray, which pickles it: classes of ours without a state, the path of a log (text), and
 calls (bytes, some as an array). A reply is bytes, too. Whoever could send a pickle to these processes has the

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from apart_runs import pair
+from apart_runs import ON_RAY, pair
 from fixtures import Finished
 from ray_runs import RayStrikes, part
 
 from oat.processes import ray_cluster as cluster
-from oat.runtime.calls import call_of, value_of
 from oat.processes.ray_cluster import Cluster
+from oat.runtime.calls import call_of, value_of
 from oat.runtime.worker import surroundings, versions
 
 pytestmark = [pytest.mark.fault("R30"), pytest.mark.large]
@@ -126,7 +126,7 @@ def test_the_token_is_in_no_file(
         assert len(found) > 5
         seen.append(sum(token in content for content in found))
 
-    run = pair(finished, "grpo", tmp_path, {})
+    run = pair(finished, "grpo", tmp_path, {}, ON_RAY)
     strikes.doing["sample", 6] = look
     assert run.train() == 0
     found = files(tmp_path)

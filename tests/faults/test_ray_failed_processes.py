@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from apart_runs import ACTORS, Pair, pair
+from apart_runs import ON_RAY, Pair, pair
 from failures import AT_ONCE_S, PHASES, SETTINGS, ends, strike
 from fixtures import Finished, forked, named, oat
 from ray_runs import RayStrikes, gone, part
@@ -29,7 +29,7 @@ CALLS = {
 }
 MOMENTS = {
     "the cluster starts": ("oat.processes.ray_cluster:Cluster.ask", 1, 0.7),
-    "actors start": ("oat.runtime.workers:WorkerGroup.ready", 1, 0.7),
+    "actors start": ("oat.runtime.worker_group:WorkerGroup.ready", 1, 0.7),
     "sampling": ("oat.runtime.pool:ActorPool.sample", 5, 0.0),
     "new weights": ("oat.runtime.pool:PoolInbox.put", 3, 0.0),
     "learning": ("oat.learner.learner:Learner.update", 3, 0.0),
@@ -60,7 +60,13 @@ def test_a_failure_ends_the_run(
 ) -> None:
     deadline = {"compute.max_restarts": 0, "compute.deadline_s": strikes.deadline_s}
     run, kill = (
-        pair(finished, "grpo", tmp_path, {}, {**SETTINGS[PHASES[phase][0]], **deadline}),
+        pair(
+            finished,
+            "grpo",
+            tmp_path,
+            {},
+            {**SETTINGS[PHASES[phase][0]], "compute.runtime": "ray", **deadline},
+        ),
         strike(phase, how),
     )
     strikes.plan([kill])
@@ -80,7 +86,7 @@ def test_a_failure_is_mended(
     strikes: RayStrikes,
     figure: Callable[[str], None],
 ) -> None:
-    own = {**SETTINGS[PHASES[phase][0]], "compute.deadline_s": strikes.deadline_s}
+    own = {**SETTINGS[PHASES[phase][0]], "compute.runtime": "ray", "compute.deadline_s": strikes.deadline_s}
     run = pair(finished, "grpo", tmp_path, {}, own)
     strikes.plan([strike(phase, how)])
     assert run.train() == 0
@@ -100,7 +106,7 @@ def test_a_part_of_the_cluster_fails(
     capsys: pytest.CaptureFixture[str],
     figure: Callable[[str], None],
 ) -> None:
-    run = pair(finished, "grpo", tmp_path, {})
+    run = pair(finished, "grpo", tmp_path, {}, ON_RAY)
     strikes.doing[call] = lambda: os.kill(part(strikes, name), signal.SIGKILL)
     capsys.readouterr()
     assert run.train() == 1
@@ -128,7 +134,7 @@ def test_a_part_of_the_cluster_hangs(
     figure: Callable[[str], None],
 ) -> None:
     """The run ends at the deadline of its first wait, and blames no actor that does not hang."""
-    run = pair(finished, "grpo", tmp_path, {}, {**ACTORS, "compute.deadline_s": strikes.deadline_s})
+    run = pair(finished, "grpo", tmp_path, {}, {**ON_RAY, "compute.deadline_s": strikes.deadline_s})
     strikes.doing[call] = lambda: os.kill(part(strikes, PARTS[name]), signal.SIGSTOP)
     waited = deadlines(monkeypatch)
     capsys.readouterr()
@@ -192,7 +198,7 @@ def test_a_signal_ends_the_run(
     strikes: RayStrikes,
     figure: Callable[[str], None],
 ) -> None:
-    run, at, log = pair(finished, "grpo", tmp_path, {}), tmp_path / "at", tmp_path / "log"
+    run, at, log = pair(finished, "grpo", tmp_path, {}, ON_RAY), tmp_path / "at", tmp_path / "log"
     assert forked(lambda: struck(run, moment, number, at), log) == CODES[signal.Signals(number)], (
         log.read_text()
     )
@@ -212,7 +218,7 @@ def test_a_signal_ends_the_run(
 def test_a_signal_ends_a_run_whose_cluster_hangs(
     name: str, finished: Finished, tmp_path: Path, strikes: RayStrikes, figure: Callable[[str], None]
 ) -> None:
-    run, at, log = pair(finished, "grpo", tmp_path, {}), tmp_path / "at", tmp_path / "log"
+    run, at, log = pair(finished, "grpo", tmp_path, {}, ON_RAY), tmp_path / "at", tmp_path / "log"
 
     def send() -> None:
         at.write_text(f"{time.monotonic()}")
@@ -255,7 +261,7 @@ def test_a_reward_that_leaves_a_child(
 ) -> None:
     """The child of the run's own process lives longer than the run. The cluster ends with the run."""
     (tmp_path / "rule.py").write_text(FORKING, encoding="utf-8")
-    changes = {**ACTORS, "oracle": {"name": f"{tmp_path / 'rule.py'}:rule"}, "evaluation": None}
+    changes = {**ON_RAY, "oracle": {"name": f"{tmp_path / 'rule.py'}:rule"}, "evaluation": None}
     config = finished.world.config("grpo", tmp_path, {**changes, "stop.max_steps": 3})
     if how == "it is killed":
         strikes.doing["sample", 4] = lambda: os.kill(os.getpid(), signal.SIGKILL)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from apart_runs import ACTORS, RUNS, pair
+from apart_runs import ON_RAY, RUNS, pair
 from fixtures import Finished
-from forked_cluster import ForkedCluster, drawn_kills
+from planned_kills import StruckMachine, drawn_kills
 from ray_runs import MARK, RayStrikes
 
 KILLS = 5
@@ -30,10 +30,10 @@ def test_actors_killed_at_any_moment(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.delenv(MARK)
-        patched.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster())
+        patched.setattr("oat.assemble.apart.Machine", machine := StruckMachine())
         assert pair(finished, name, tmp_path / "whole", {}).train() == 0
-    kills = drawn_kills(f"{name} {standby}", cluster.calls, 2 * KILLS)[part * KILLS : (part + 1) * KILLS]
-    own = {**ACTORS, "compute.standby": standby, "compute.max_restarts": 20}
+    kills = drawn_kills(f"{name} {standby}", machine.calls, 2 * KILLS)[part * KILLS : (part + 1) * KILLS]
+    own = {**ON_RAY, "compute.standby": standby, "compute.max_restarts": 20}
     run = pair(finished, name, tmp_path / "ray", {}, own)
     strikes.plan(kills)
     assert run.train() == 0

@@ -60,7 +60,7 @@ def test_a_node_is_lost_and_there_is_no_room(
     assert run.train() == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1, said
-    assert "the cluster has no room for another process in its place" in said[0]
+    assert "there is no room for another process in its place" in said[0]
     assert run.saved == run.rows - 1
     assert gone(strikes.left, 10)
     nodes.start(f"{tmp_path}/third", 1)

@@ -16,7 +16,9 @@ def test_what_waits_is_bounded(
 ) -> None:
     """The weights are large enough for the store, which the raylet maps into its memory."""
     make_model(tmp_path / "model", hidden=128, layers=2)
-    config = world.config("dpo", tmp_path, {**CHANGES, "model.path": str(tmp_path / "model")})
+    config = world.config(
+        "dpo", tmp_path, {**CHANGES, "compute.runtime": "ray", "model.path": str(tmp_path / "model")}
+    )
 
     def sizes() -> Mapping[str, int]:
         actors = {f"actor {number}": resident(strikes.worker(f"actor {number}") or 0) for number in range(2)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import World, forked
-from forked_cluster import ForkedCluster, share_fork_server, start_fork_server
+from planned_kills import StruckMachine
 from stalls import CHANGES, is_bounded, resident, stalled_run
 
 
@@ -13,17 +13,15 @@ from stalls import CHANGES, is_bounded, resident, stalled_run
 def test_what_waits_is_bounded(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
 ) -> None:
-    cluster = ForkedCluster()
-    start_fork_server()
+    machine = StruckMachine()
     config = world.config("dpo", tmp_path, CHANGES)
 
     def sizes() -> Mapping[str, int]:
-        actors = {remote.name: resident(remote.process.pid or 0) for remote in cluster.remotes}
+        actors = {remote.name: resident(remote.number or 0) for remote in machine.remotes}
         return {"the run's process": resident("self"), **actors}
 
     def action() -> int:
-        share_fork_server()
-        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
+        monkeypatch.setattr("oat.assemble.apart.Machine", machine)
         return stalled_run(config, tmp_path / "seen", sizes)
 
     assert forked(action, tmp_path / "log") == 0, (tmp_path / "log").read_text()

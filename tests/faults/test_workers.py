@@ -17,7 +17,7 @@ from fixtures import World, oat
 
 from oat.errors import ConfigError, OracleError
 from oat.oracles.isolated import Isolated
-from oat.plugins.pool import Workers
+from oat.plugins.isolated_workers import Workers
 from oat.types import Key, Message, Question
 
 TIMEOUT_S = 1.0
@@ -182,7 +182,7 @@ from oat.types import Key, Message, Question
 
 oracle = Isolated(sys.argv[1], timeout_s=1.0)
 oracle.submit([Question(Key("train", 0, 0, 0), "score", (Message("user", "?"),), (sys.argv[2],), (0,))])
-print(oracle._workers._workers[0].process.pid, flush=True)
+print(oracle._workers._workers[0].process.number, flush=True)
 oracle.collect(["nothing"], 0.5)
 input()
 """
@@ -226,7 +226,7 @@ def test_the_workers_work_at_once_and_are_gone_when_they_are_not_used(hostile: P
         )
     assert first.marks == ("failed",)
     assert [answer.values for answer in rest] == [(1.0,), (2.0,), (3.0,)]
-    pids = [worker.process.pid for worker in oracle._workers._workers]
+    pids = [worker.process.number for worker in oracle._workers._workers]
     assert pids
     del oracle
     assert not any(map(is_alive, pids))
@@ -282,8 +282,8 @@ def test_a_mistake_of_the_function_is_one_message(hostile: Path, tmp_path: Path)
 def test_a_worker_that_died_idle_is_replaced(isolated: Isolated) -> None:
     answers(isolated, question(0, "ready"))
     (worker,) = isolated._workers._workers
-    os.kill(worker.process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(worker.process.number, signal.SIGKILL)
+    os.waitid(os.P_PID, worker.process.number, os.WEXITED | os.WNOWAIT)
     assert answers(isolated, question(1, "fine"))[0].values == (4.0,)
 
 

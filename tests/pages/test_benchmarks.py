@@ -294,7 +294,7 @@ def test_explore_cost() -> None:
     assert found["spread"][0] <= found["ratio"] <= found["spread"][1]
 
 
-@pytest.mark.slow(instead="tests/runtime/test_ray.py", seconds=40)
+@pytest.mark.slow(instead="tests/processes/test_ray.py", seconds=40)
 def test_apart() -> None:
     """The run on Ray has the digests of the local run, and an actor that is killed is replaced."""
     import apart

@@ -9,9 +9,9 @@ from pretended import pretended_gpu
 
 from oat.config.compute_settings import ComputeConfig
 from oat.config.load import load_config
+from oat.processes.gpus import shares_of
 from oat.resolve.placement import Placement, placement, placement_notes
 from oat.resolve.resolve import resolve
-from oat.processes.gpus import shares_of
 
 APART = {
     1: ([0], 0, []),

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from apart_runs import pair
 from fixtures import Finished, make_group
-from forked_cluster import ForkedCluster
+from planned_kills import StruckMachine
 
 from oat import blobs
+from oat.processes.local import Shared
 from oat.runtime.calls import answered, call_of, value_of
 
 
@@ -30,17 +31,19 @@ def test_records_arrive_as_they_were_sent() -> None:
     assert blobs.pack(returned, with_features=True) == sent
 
 
-class Handle(bytes):
+class Counted(Shared):
     """A call that is sent to several processes."""
 
     alive = most = 0
 
-    def __init__(self, data: bytes):
-        Handle.alive += 1
-        Handle.most = max(Handle.most, Handle.alive)
+    def __init__(self, parts: Sequence[bytes | memoryview]):
+        super().__init__(parts)
+        Counted.alive += 1
+        Counted.most = max(Counted.most, Counted.alive)
 
     def __del__(self) -> None:
-        Handle.alive -= 1
+        super().__del__()
+        Counted.alive -= 1
 
 
 @pytest.mark.inventory(103)
@@ -48,12 +51,12 @@ def test_calls_of_old_weights_are_dropped(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool keeps the calls of the newest weights, and no others, for actors that come later."""
-    cluster = ForkedCluster()
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
-    monkeypatch.setattr(cluster, "shared", lambda parts: Handle(b"".join(parts)))
+    machine = StruckMachine()
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine)
+    monkeypatch.setattr("oat.processes.local.Shared", Counted)
     assert pair(finished, "grpo", tmp_path, {}).train() == 0
-    transfers = cluster.calls["commit"] // 2
+    transfers = machine.calls["commit"] // 2
     assert transfers > 6
-    calls_of_one = sum(cluster.calls[what] for what in ("begin", "put", "commit")) // (2 * transfers)
-    assert calls_of_one <= Handle.most <= 2 * calls_of_one
-    assert Handle.alive == 0
+    calls_of_one = sum(machine.calls[what] for what in ("begin", "put", "commit")) // (2 * transfers)
+    assert calls_of_one <= Counted.most <= 2 * calls_of_one
+    assert Counted.alive == 0

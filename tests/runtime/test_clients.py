@@ -10,7 +10,7 @@ from typing import Any
 import asked_apart
 import pytest
 from fixtures import World, make_group, make_questions, oat, write_jsonl
-from forked_cluster import ForkedCluster, Kill, drawn_kills
+from planned_kills import Kill, StruckMachine, drawn_kills
 from tiny_models import save_reward_model
 from trainers import letters, lines
 from transformers import AutoTokenizer, LlamaConfig
@@ -24,11 +24,11 @@ from oat.errors import ActorError, ConfigError, OatWarning
 from oat.oracles.base import Mean
 from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
-from oat.runtime.workers import Restarts, WorkerGroup
+from oat.runtime.worker_group import Restarts, WorkerGroup
 from oat.types import Answer, Group, Key, Message, Question
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1}
-APART = {"compute.runtime": "ray", "compute.max_restarts": 100}
+APART = {"compute.runtime": "processes", "compute.max_restarts": 100}
 ORACLES = asked_apart.__file__
 OF_CLIENTS = ("submit", "collect")
 
@@ -72,7 +72,7 @@ class Runs:
     def apart(
         self,
         name: str,
-        cluster: ForkedCluster,
+        machine: StruckMachine,
         recipe: str = "grpo",
         *,
         clients: int = 2,
@@ -80,10 +80,10 @@ class Runs:
         **changes: Any,
     ) -> dict[str, str]:
         """Make a run with clients, or continue it."""
-        self._monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
+        self._monkeypatch.setattr("oat.assemble.apart.Machine", machine)
         config = self.config(name, recipe, **{**APART, "compute.oracle_clients": clients, **changes})
         assert oat("train", config) == code
-        assert not any(remote.process.is_alive() for remote in cluster.remotes)
+        assert not machine.left()
         return digest_run(config.parent / recipe) if code == 0 else {}
 
 
@@ -109,9 +109,9 @@ def test_a_run_with_clients_is_the_local_run(name: str, runs: Runs) -> None:
     changes = make(runs.world)
     local = runs.local(recipe, **changes)
     for clients in (1, 2):
-        cluster = ForkedCluster()
-        assert runs.apart(f"{clients}", cluster, recipe, clients=clients, **changes) == local
-        assert cluster.calls["collect"] > 0
+        machine = StruckMachine()
+        assert runs.apart(f"{clients}", machine, recipe, clients=clients, **changes) == local
+        assert machine.calls["collect"] > 0
 
 
 def test_clients_know_the_columns_of_the_data(runs: Runs, tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_clients_know_the_columns_of_the_data(runs: Runs, tmp_path: Path) -> Non
     prompts = write_jsonl(tmp_path / "train.jsonl", [{**records[0], "hint": "a"}, *records[1:]])
     changes = {"prompts.path": str(prompts), "oracle.name": f"{ORACLES}:hinted", "evaluation": None}
     local = runs.local(**changes)
-    assert runs.apart("apart", ForkedCluster(), **changes) == local
+    assert runs.apart("apart", StruckMachine(), **changes) == local
 
 
 def test_every_client_is_asked_and_closes_its_oracle(runs: Runs, tmp_path: Path) -> None:
     changes = noting(tmp_path / "notes")
-    runs.apart("apart", ForkedCluster(), **changes)
+    runs.apart("apart", StruckMachine(), **changes)
     files = noted(tmp_path / "notes")
     asked = Counter(line for lines_ in files for line in lines_ if line != "closed")
     assert {*asked.values()} == {1}
@@ -140,36 +140,36 @@ def test_killed_clients_are_replaced(runs: Runs) -> None:
     """The client is killed before or after it gets a call: at its start, while it makes its oracles, and at
     any question and answer."""
     local = runs.local()
-    whole = ForkedCluster()
+    whole = StruckMachine()
     assert runs.apart("whole", whole, clients=1) == local
     planned = [Kill("prepare", 1), Kill("make", 1), Kill("make", 1, 0.01)]
     calls = Counter({what: whole.calls[what] for what in OF_CLIENTS})
     planned += [kill for number in range(3) for kill in drawn_kills(f"{number}", calls, 2)]
     for number, kill in enumerate(planned):
-        cluster = ForkedCluster([kill])
-        assert runs.apart(f"{number}", cluster, clients=1 + number % 2) == local, kill
-        assert cluster.killed == [kill]
+        machine = StruckMachine([kill])
+        assert runs.apart(f"{number}", machine, clients=1 + number % 2) == local, kill
+        assert machine.killed == [kill]
 
 
 @pytest.mark.slow
 def test_a_client_that_hangs_is_replaced(runs: Runs) -> None:
     local = runs.local()
-    cluster = ForkedCluster([Kill("collect", 5, signal=signal.SIGSTOP)], deadline_s=8.0)
+    machine = StruckMachine([Kill("collect", 5, signal=signal.SIGSTOP)], deadline_s=8.0)
     with pytest.warns(OatWarning, match=r"not answered the call `collect` within 8.0 s; it is replaced \(1 "):
-        assert runs.apart("apart", cluster) == local
+        assert runs.apart("apart", machine) == local
 
 
 def test_questions_of_a_lost_client_are_asked_again_and_no_others(runs: Runs, tmp_path: Path) -> None:
     local = runs.local(**noting(tmp_path / "local_notes"))
     for what in OF_CLIENTS:
         notes = tmp_path / what
-        cluster = ForkedCluster([Kill(what, 6)])
+        machine = StruckMachine([Kill(what, 6)])
         changes = noting(notes)
-        assert runs.apart(f"of_{what}", cluster, **changes)["weights"] == local["weights"]
+        assert runs.apart(f"of_{what}", machine, **changes)["weights"] == local["weights"]
         asked = Counter(line for lines_ in noted(notes) for line in lines_ if line != "closed")
         twice = [key for key, count in asked.items() if count > 1]
         assert max(asked.values()) <= 2
-        assert len({key.rsplit("/", 2)[0] for key in twice}) <= 1, "only those of one round were open"
+        assert len({key.rsplit("/", 3)[0] for key in twice}) <= 1, "only those of one step were open"
         assert bool(twice) == (what == "collect")
 
 
@@ -182,11 +182,11 @@ def test_all_processes_share_the_bound_of_replacements(
     """An actor and a client are lost, and only one process may be replaced. The same command goes on."""
     local = runs.local()
     kills = [Kill("sample", 1), Kill("collect", 3)]
-    runs.apart("apart", ForkedCluster(kills), code=1, **{"compute.max_restarts": 1})
+    runs.apart("apart", StruckMachine(kills), code=1, **{"compute.max_restarts": 1})
     said = capsys.readouterr().err
     assert "oracle client 0 has ended in the call `collect`" in said or "oracle client 1" in said
     assert "compute.max_restarts (1) allows no further replacement" in said
-    assert runs.apart("apart", ForkedCluster()) == local
+    assert runs.apart("apart", StruckMachine()) == local
 
 
 @pytest.mark.sample("True", seconds=1.2)
@@ -194,10 +194,10 @@ def test_all_processes_share_the_bound_of_replacements(
 def test_an_evaluation_whose_client_is_lost_for_good_is_made_again(gold: bool, runs: Runs) -> None:
     changes = judged(runs.world) if gold else {}
     local = runs.local(**changes)
-    lost = ForkedCluster([Kill("collect", 3 if gold else 0)])
+    lost = StruckMachine([Kill("collect", 3 if gold else 0)])
     runs.apart("apart", lost, clients=1, code=1, **{**changes, "compute.max_restarts": 0})
     assert lost.calls["collect"] < 6, "it was killed in the first evaluation"
-    assert runs.apart("apart", ForkedCluster(), clients=1, **changes) == local
+    assert runs.apart("apart", StruckMachine(), clients=1, **changes) == local
 
 
 @pytest.mark.sample("error", seconds=0.6)
@@ -211,7 +211,7 @@ def test_an_oracle_that_breaks_ends_the_run_as_in_the_runs_own_process(
         if where == "local":
             assert oat("train", runs.config("local", **changes)) == 1
         else:
-            runs.apart("apart", ForkedCluster(), clients=1, code=1, **changes)
+            runs.apart("apart", StruckMachine(), clients=1, code=1, **changes)
         said.append(capsys.readouterr().err.splitlines()[-1])
     assert "oracle client 0: oracle " in said[1]
     assert said[1].replace("oracle client 0: ", "") == said[0]
@@ -225,17 +225,17 @@ def test_an_outage_keeps_its_exit_code_and_the_run_goes_on(
     local = runs.local(**noting(tmp_path / "notes", "Breaking", how="outage", step=99))
     changes = noting(tmp_path / "other", "Breaking", how="outage")
     with pytest.warns(OatWarning, match="oracle client [01]: this oracle breaks now"):
-        runs.apart("apart", ForkedCluster(), code=4, **changes)
+        runs.apart("apart", StruckMachine(), code=4, **changes)
     assert "oracle client" in (said := capsys.readouterr().err)
     assert "the service has been away for too long" in said
-    runs.apart("apart", ForkedCluster(), **changes)
+    runs.apart("apart", StruckMachine(), **changes)
     assert digest_run(tmp_path / "apart" / "grpo")["weights"] == local["weights"]
 
 
 def test_an_evaluation_that_fails_ends_alone(runs: Runs, tmp_path: Path) -> None:
     changes = noting(tmp_path / "notes", "Breaking", how="outage", purpose="eval")
     with pytest.warns(OatWarning, match="failed and is left out: oracle client [01]: the service has been"):
-        runs.apart("apart", ForkedCluster(), **changes)
+        runs.apart("apart", StruckMachine(), **changes)
     asked = Counter(line for lines_ in noted(tmp_path / "notes") for line in lines_ if line != "closed")
     assert {*asked.values()} == {1}, "nobody asks again for an evaluation that has ended"
 
@@ -250,10 +250,10 @@ def test_a_durable_oracle_keeps_its_questions(runs: Runs, tmp_path: Path) -> Non
     local = runs.local(**noting(tmp_path / "local_notes", "Keeping"))
     notes = tmp_path / "notes"
     changes = noting(notes, "Keeping")
-    cluster = ForkedCluster([Kill("collect", 4), Kill("collect", 9), Kill("collect", 14)])
-    runs.apart("apart", cluster, code=1, **{**changes, "compute.max_restarts": 2})
-    cluster = ForkedCluster([Kill("submit", 2)])
-    runs.apart("apart", cluster, **changes)
+    machine = StruckMachine([Kill("collect", 4), Kill("collect", 9), Kill("collect", 14)])
+    runs.apart("apart", machine, code=1, **{**changes, "compute.max_restarts": 2})
+    machine = StruckMachine([Kill("submit", 2)])
+    runs.apart("apart", machine, **changes)
     asked = Counter(line for lines_ in noted(notes) for line in lines_ if line != "closed")
     assert {*asked.values()} == {1}
     assert digest_run(tmp_path / "apart" / "grpo")["weights"] == local["weights"]
@@ -263,7 +263,7 @@ def test_metrics_are_those_of_all_clients(runs: Runs, tmp_path: Path) -> None:
     found = []
     for where in ("local", "apart"):
         changes = noting(tmp_path / f"{where}_notes", "Measuring")
-        runs.local(**changes) if where == "local" else runs.apart("apart", ForkedCluster(), **changes)
+        runs.local(**changes) if where == "local" else runs.apart("apart", StruckMachine(), **changes)
         lines_ = (tmp_path / where / "grpo" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines_[1:]]
         found.append([(row["oracle/retries"], row["oracle/latency_s"]) for row in rows])
@@ -271,11 +271,9 @@ def test_metrics_are_those_of_all_clients(runs: Runs, tmp_path: Path) -> None:
     assert found[0][-1][0] > 16
 
 
-def gated(cluster: ForkedCluster, folder: Path, clients: int = 2, restarts: int = 3) -> Clients:
+def gated(machine: StruckMachine, folder: Path, clients: int = 2, restarts: int = 3) -> Clients:
     """Return clients that answer a question whose first candidate is "slow" when `folder/gate` exists."""
-    crew = WorkerGroup(
-        cluster(None, folder, 60.0).launcher(1.0), Restarts(restarts), "oracle client", clients
-    )
+    crew = WorkerGroup(machine.machine(folder).launcher(1.0), Restarts(restarts), "oracle client", clients)
     crew.make(f"{ORACLES}:GatedBox", wire.encode(str(folder)))
     made = Clients(crew)
     made.begin()
@@ -287,7 +285,7 @@ def asking(groups: list[Group]) -> list[Question]:
 
 
 def test_a_slow_question_holds_only_those_of_its_client(tmp_path: Path) -> None:
-    clients = gated(ForkedCluster(), tmp_path)
+    clients = gated(StruckMachine(), tmp_path)
     oracle = ClientOracle(clients, "oracle", asked_apart.Noting(str(tmp_path)))
     groups = [make_group(number, "slow" if number == 0 else "fast") for number in range(6)]
     tickets = oracle.submit(asking(groups))
@@ -308,8 +306,8 @@ def test_a_slow_question_holds_only_those_of_its_client(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_for_clients_that_cannot_be_replaced(tmp_path: Path) -> None:
-    cluster = ForkedCluster([Kill("collect", 0)])
-    clients = gated(cluster, tmp_path, clients=1, restarts=0)
+    machine = StruckMachine([Kill("collect", 0)])
+    clients = gated(machine, tmp_path, clients=1, restarts=0)
     oracle = ClientOracle(clients, "oracle", asked_apart.Noting(str(tmp_path)))
     tickets = oracle.submit(asking([make_group(0, "fast")]))
     for _ in range(2):
@@ -330,10 +328,10 @@ def test_means_and_counts_together() -> None:
 def test_functions_of_modules_travel_and_others_are_refused(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = {"threads": 1, "runtime": "ray", "oracle_clients": 1}
+    compute = {"threads": 1, "runtime": "processes", "oracle_clients": 1}
     given = lines(runs.world, tmp_path / "local", oracle=letters)
     Trainer(**given).train()
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
     Trainer(**lines(runs.world, tmp_path / "apart", oracle=letters, compute=compute)).train()
     assert digest_run(tmp_path / "apart") == digest_run(tmp_path / "local")
     own = lines(
@@ -358,7 +356,7 @@ def test_only_clients_load_a_reward_model(runs: Runs, monkeypatch: pytest.Monkey
         raise AssertionError("the run's own process loads no weights of oracles")
 
     monkeypatch.setattr("oat.models.scoring.load_module", refuse)
-    assert runs.apart("apart", ForkedCluster(), oracle=oracle) == local
+    assert runs.apart("apart", StruckMachine(), oracle=oracle) == local
 
 
 def test_a_client_knows_what_a_prompt_has_written(runs: Runs, tmp_path: Path) -> None:
@@ -398,7 +396,7 @@ def test_an_oracle_of_another_version_is_refused(runs: Runs, tmp_path: Path) -> 
     ("changes", "said"),
     [
         ({"compute.oracle_clients": 1}, "nothing reads compute.oracle_clients"),
-        ({"compute.runtime": "ray", "compute.oracle_cpus": 0.5}, "nothing reads compute.oracle_cpus"),
+        ({"compute.runtime": "processes", "compute.oracle_cpus": 0.5}, "nothing reads compute.oracle_cpus"),
     ],
 )
 def test_settings_that_nothing_reads(
@@ -410,7 +408,7 @@ def test_settings_that_nothing_reads(
 
 @pytest.mark.usefixtures("several_cpus")
 def test_who_asks_the_oracle(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    config = runs.config("run", **{"compute.runtime": "ray", "compute.oracle_clients": 2})
+    config = runs.config("run", **{"compute.runtime": "processes", "compute.oracle_clients": 2})
     assert oat("check", config, "--compute.oracle_cpus", "0.25", "--json") == 0
     (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["name"] == "oracle"]
     assert row["unit"].startswith("asked by 2 clients on ")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from fixtures import World, oat
-from forked_cluster import ForkedCluster, Kill
+from planned_kills import Kill, StruckMachine
 
 from oat.commands.digest import digest_run
 from oat.runtime.calls import call_of
-from oat.runtime.workers import WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.worker import surroundings
+from oat.runtime.worker_group import WorkerGroup
 
 ENVIRONMENT = """
 from helper import BONUS
@@ -46,7 +46,7 @@ from helper import BONUS
 def rule(prompts, completions, **columns):
     return [len(text) % 7 / 7 + BONUS for text in completions]
 """
-APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2, "engine.deterministic": True}
+APART: dict[str, Any] = {"compute.runtime": "processes", "compute.actors": 2, "engine.deterministic": True}
 CHANGES: dict[str, Any] = {"engine.threads": 1, "stop.max_steps": 6, "evaluation": None}
 EDITED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "an environment's helper": (
@@ -122,7 +122,7 @@ def test_code_that_was_edited_while_the_run_works(
     assert train(world, folder, "local", **{**local, "engine.deterministic": True}) == 0
     with monkeypatch.context() as patched:
         patched.setattr(
-            "oat.assemble.apart.Cluster", ForkedCluster([Kill(call, 6 if call == "sample" else 4)])
+            "oat.assemble.apart.Machine", StruckMachine([Kill(call, 6 if call == "sample" else 4)])
         )
         editing(patched, folder / file, content(file, after))
         assert train(world, folder, "apart", **{**APART, **changes}) == (2 if name == "a loss" else 1)
@@ -130,7 +130,7 @@ def test_code_that_was_edited_while_the_run_works(
     assert "has imported code that was edited while the run works" in said[-1]
     assert f"machines: {file}; put back" in said[-1]
     (folder / file).write_text(content(file, before), encoding="utf-8")
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
     assert train(world, folder, "apart", **{**APART, **changes}) == 0
     assert digest_run(folder / "apart") == digest_run(folder / "local")
 
@@ -146,7 +146,7 @@ def test_a_tokenizer_that_was_edited_while_the_run_works(
     one, other, *_ = (name for name, number in tokenizer["model"]["vocab"].items() if number > 10)
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster([Kill("sample", 8)]))
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine([Kill("sample", 8)]))
     editing(monkeypatch, model / "tokenizer.json", json.dumps(tokenizer))
     assert train(world, tmp_path, "apart", **{**APART, "model.path": str(model)}) == 1
     said = capsys.readouterr().err
@@ -171,7 +171,7 @@ def test_a_process_that_is_not_fit(
 
     monkeypatch.setattr(WorkerGroup, "start_worker", unfit)
     kills = [Kill("sample", 6)] if by == "a replacement" else []
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine(kills))
     if by == "a replacement":
         assert train(world, tmp_path, "apart", **APART) == 1
         assert "instead of 9.9" in capsys.readouterr().err
@@ -188,19 +188,19 @@ def test_a_process_that_is_not_fit(
     monkeypatch.setattr(ActorPool, "sample", asked)
     with pytest.warns(UserWarning, match="instead of 9.9.*; the run goes on with 2 of 3 actors"):
         assert train(world, tmp_path, "apart", **APART) == 0
-    assert not cluster.left()
+    assert not machine.left()
 
 
 def test_no_room_for_a_replacement(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oat.runtime.workers._ROOM_S", 0.5)
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([Kill("sample", 6)]))
-    cluster.most = 1
+    monkeypatch.setattr("oat.runtime.worker_group._ROOM_S", 0.5)
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine([Kill("sample", 6)]))
+    machine.most = 1
     assert train(world, tmp_path, "apart", **APART) == 1
-    assert "the cluster has no room for another process in its place" in capsys.readouterr().err
+    assert "there is no room for another process in its place" in capsys.readouterr().err
     assert sorted((tmp_path / "apart" / "checkpoints").glob("step_*"))
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
     assert train(world, tmp_path, "apart", **APART) == 0
 
 
@@ -209,8 +209,8 @@ def test_all_replacements_are_counted_together(
 ) -> None:
     """Those of actors, and the times that the run begins again because its learner is lost."""
     kills = [Kill("update", 1), Kill("update", 3), Kill("sample", 11)]
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(kills))
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine(kills))
     changes = {**APART, "compute.learner": "actor", "compute.max_restarts": 2}
     assert train(world, tmp_path, "apart", **changes) == 1
-    assert len(cluster.killed) == 3
+    assert len(machine.killed) == 3
     assert "compute.max_restarts (2) allows no further replacement" in capsys.readouterr().err

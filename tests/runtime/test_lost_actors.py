@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 from fixtures import World, oat
-from forked_cluster import ForkedCluster, Kill
+from planned_kills import Kill, StruckMachine
 
 from oat.algorithms.group import GRPO
 from oat.assemble.actor_side import ActorWorker
 from oat.commands.digest import digest_run
 from oat.errors import ConfigError
-from oat.runtime.workers import Restarts, WorkerGroup
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import Inbox
 from oat.runtime.worker import versions
+from oat.runtime.worker_group import Restarts, WorkerGroup
 from oat.trainer import Trainer
 from oat.types import Receipt, Trajectory
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
-APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
+APART: dict[str, Any] = {"compute.runtime": "processes", "compute.actors": 2}
 ENSEMBLE = {"explorer": {"name": "ensemble", "samples": 4, "ensemble": {"members": 2, "hidden": 4}}}
 Code = int
 
@@ -33,14 +33,14 @@ def train(
     world: World,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    cluster: ForkedCluster | None,
+    machine: StruckMachine | None,
     algorithm: str = "grpo",
     **changes: Any,
 ) -> Code:
-    """Train in `folder`; with a cluster, on two actors."""
+    """Train in `folder`; with a machine, on two actors."""
     folder.mkdir(exist_ok=True)
-    if cluster is not None:
-        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
+    if machine is not None:
+        monkeypatch.setattr("oat.assemble.apart.Machine", machine)
         changes = {**APART, **{name.replace("__", "."): value for name, value in changes.items()}}
     shared = ENSEMBLE if algorithm == "dpo" else {}
     return oat(
@@ -80,10 +80,10 @@ KILLS = [
 def test_a_killed_actor_is_replaced(
     algorithm: str, kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
 ) -> None:
-    cluster = ForkedCluster([kill])
+    machine = StruckMachine([kill])
     with pytest.warns(UserWarning, match="it is replaced"):
-        assert train(world, tmp_path, monkeypatch, cluster, algorithm) == 0
-    assert cluster.killed == [kill]
+        assert train(world, tmp_path, monkeypatch, machine, algorithm) == 0
+    assert machine.killed == [kill]
     assert digest_run(tmp_path / "run") == local[algorithm]
 
 
@@ -91,9 +91,9 @@ def test_a_standby_takes_the_place(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
 ) -> None:
     """It is there before the kill, and another standby is started for it."""
-    cluster = ForkedCluster([Kill("sample", 7)])
-    assert train(world, tmp_path, monkeypatch, cluster, compute__standby=1) == 0
-    assert [remote.name for remote in cluster.remotes] == ["actor 0", "actor 1", "actor 2", "actor 3"]
+    machine = StruckMachine([Kill("sample", 7)])
+    assert train(world, tmp_path, monkeypatch, machine, compute__standby=1) == 0
+    assert [remote.name for remote in machine.remotes] == ["actor 0", "actor 1", "actor 2", "actor 3"]
     assert digest_run(tmp_path / "run") == local["grpo"]
 
 
@@ -102,7 +102,7 @@ def test_the_work_of_a_lost_actor_stays_counted(
 ) -> None:
     found, work = [], ActorPool.work
     monkeypatch.setattr(ActorPool, "work", lambda pool: found.append(work(pool)) or found[-1])
-    assert train(world, tmp_path, monkeypatch, ForkedCluster([Kill("sample", 9)]), compute__actors=1) == 0
+    assert train(world, tmp_path, monkeypatch, StruckMachine([Kill("sample", 9)]), compute__actors=1) == 0
     keys = [each.keys for each in found]
     assert keys == sorted(keys)
     assert keys[0] < keys[-1]
@@ -112,13 +112,16 @@ def test_a_run_ends_when_no_process_may_be_replaced_any_more(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, local: Any
 ) -> None:
     """It has saved its state, and says who is lost. The same command continues it."""
-    cluster = ForkedCluster([Kill("sample", 7), Kill("sample", 9)])
-    assert train(world, tmp_path, monkeypatch, cluster, compute__max_restarts=1) == 1
+    machine = StruckMachine([Kill("sample", 7), Kill("sample", 9)])
+    assert train(world, tmp_path, monkeypatch, machine, compute__max_restarts=1) == 1
     said = capsys.readouterr().err.strip().splitlines()
-    assert "has ended in the call `sample` (killed); compute.max_restarts (1) allows no further" in said[-1]
-    assert all(not remote.process.is_alive() for remote in cluster.remotes)
+    assert (
+        "has ended in the call `sample` (it was ended by SIGKILL); compute.max_restarts (1) allows no further"
+        in said[-1]
+    )
+    assert not machine.left()
     saved = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
-    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert train(world, tmp_path, monkeypatch, StruckMachine()) == 0
     assert saved
     assert digest_run(tmp_path / "run") == local["grpo"]
 
@@ -128,10 +131,10 @@ def test_a_run_ends_when_no_process_may_be_replaced_any_more(
 def test_an_actor_that_hangs_is_named_and_replaced(
     what: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
 ) -> None:
-    cluster = ForkedCluster([Kill(what, 1, signal=signal.SIGSTOP)], deadline_s=10.0)
+    machine = StruckMachine([Kill(what, 1, signal=signal.SIGSTOP)], deadline_s=10.0)
     waits = "begin|put|commit" if what in ("put", "commit") else what  # earlier ones may not be answered yet
     with pytest.warns(UserWarning, match=f"actor . has not answered the call `({waits})`"):
-        assert train(world, tmp_path, monkeypatch, cluster) == 0
+        assert train(world, tmp_path, monkeypatch, machine) == 0
     assert digest_run(tmp_path / "run") == local["grpo"]
 
 
@@ -159,13 +162,13 @@ def test_a_stale_actor_is_found_at_its_first_completion(
     figure: Callable[[str], None],
 ) -> None:
     monkeypatch.setattr("oat.assemble.apart._ACTOR", f"{__file__}:StaleActor")
-    cluster = ForkedCluster()
-    assert train(world, tmp_path, monkeypatch, cluster) == 1
+    machine = StruckMachine()
+    assert train(world, tmp_path, monkeypatch, machine) == 1
     said = capsys.readouterr().err
     assert "an actor answered with version" in said
     assert "nothing is learned from it" in said
     evaluation, first, second = 2 * 2, 2, 2  # calls of two actors; the evaluation has two modes
-    assert cluster.calls["sample"] == evaluation + first + second
+    assert machine.calls["sample"] == evaluation + first + second
     figure("1 of 1 actors with stale weights found at the first completion")
 
 
@@ -201,11 +204,11 @@ def test_an_actor_that_comes_late_proves_its_weights(
     has other weights; so nothing is learned from it, and the same command continues the run."""
     with monkeypatch.context() as patched:
         patched.setattr("oat.assemble.apart._ACTOR", f"{__file__}:OtherLoads")
-        cluster = ForkedCluster([Kill("sample", number)])
-        assert train(world, tmp_path, patched, cluster) == 1
-    assert len(cluster.remotes) == 3
+        machine = StruckMachine([Kill("sample", number)])
+        assert train(world, tmp_path, patched, machine) == 1
+    assert len(machine.remotes) == 3
     assert ": actor 2 has other weights than another actor" in capsys.readouterr().err
-    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert train(world, tmp_path, monkeypatch, StruckMachine()) == 0
     assert digest_run(tmp_path / "run") == local["grpo"]
 
 
@@ -223,10 +226,10 @@ def test_two_actors_with_different_weights(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("oat.assemble.apart._ACTOR", f"{__file__}:OtherReceipt")
-    cluster = ForkedCluster()
-    assert train(world, tmp_path, monkeypatch, cluster) == 1
+    machine = StruckMachine()
+    assert train(world, tmp_path, monkeypatch, machine) == 1
     assert "actor 1 has other weights than another actor" in capsys.readouterr().err
-    assert cluster.calls["sample"] == 0
+    assert machine.calls["sample"] == 0
 
 
 class Damaged(ActorWorker):
@@ -252,10 +255,10 @@ def test_a_bucket_that_is_damaged_on_its_way_ends_the_run(
     """The same command continues it, and it ends as the local run."""
     with monkeypatch.context() as patched:
         patched.setattr("oat.assemble.apart._ACTOR", f"{__file__}:Damaged")
-        assert train(world, tmp_path, patched, ForkedCluster()) == 1
+        assert train(world, tmp_path, patched, StruckMachine()) == 1
     assert "1 tensors changed on the way" in capsys.readouterr().err
     assert (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert train(world, tmp_path, monkeypatch, StruckMachine()) == 0
     assert digest_run(tmp_path / "run") == local["grpo"]
 
 
@@ -280,21 +283,21 @@ def test_a_response_without_its_version_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("oat.assemble.apart._ACTOR", f"{__file__}:Unversioned")
-    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 1
+    assert train(world, tmp_path, monkeypatch, StruckMachine()) == 1
     assert "an actor answered with no version of the weights" in capsys.readouterr().err
 
 
-def test_the_actor_with_the_smallest_load_gets_the_next_prompt() -> None:
+def test_the_actor_with_the_smallest_load_gets_the_next_prompt(tmp_path: Path) -> None:
     """Loads that calls have left behind count, and go when their calls are answered."""
-    launcher = ForkedCluster()
-    pool = ActorPool(WorkerGroup(launcher, Restarts(0), "actor", 2))
+    machine = StruckMachine().machine(tmp_path)
+    pool = ActorPool(WorkerGroup(machine.launcher(1.0), Restarts(0), "actor", 2))
     try:
         first, second = pool.crew.members
         assert dict(pool._shares(3, 4)) == {first: [0, 2], second: [1]}
         assert dict(pool._shares(2, 1)) == {second: [0, 1]}
     finally:
         pool.close()
-        launcher.close()
+        machine.close()
 
 
 def test_no_prompt_is_missing_or_twice_and_the_least_loaded_get_the_next(
@@ -311,7 +314,7 @@ def test_no_prompt_is_missing_or_twice_and_the_least_loaded_get_the_next(
         return found
 
     monkeypatch.setattr(ActorPool, "_shares", noted)
-    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert train(world, tmp_path, monkeypatch, StruckMachine()) == 0
     assert seen
     assert all(max(each.values()) - min(each.values()) <= 1 for each in seen if len(each) == 2)
 
@@ -335,7 +338,7 @@ def test_a_part_of_the_user_is_found_as_in_the_runs_own_process(
     monkeypatch.syspath_prepend(str(tmp_path))
     name = {"file": "own_part.py:Own", "module": "own_part:Own"}[by]
     changes = {"algorithm.name": name, "stop.max_steps": 1, "evaluation": None}
-    assert train(world, tmp_path, monkeypatch, ForkedCluster(), **changes) == 0
+    assert train(world, tmp_path, monkeypatch, StruckMachine(), **changes) == 0
 
 
 def test_a_part_that_is_missing_elsewhere_is_refused_before_models_are_loaded(
@@ -343,14 +346,14 @@ def test_a_part_that_is_missing_elsewhere_is_refused_before_models_are_loaded(
 ) -> None:
     only_here = f"import os\n\nif os.getpid() != {os.getpid()}:\n    import missing_here\n"
     (tmp_path / "own_part.py").write_text(only_here + PART, encoding="utf-8")
-    cluster = ForkedCluster()
+    machine = StruckMachine()
     changes = {"algorithm.name": f"{tmp_path / 'own_part.py'}:Own"}
-    assert train(world, tmp_path, monkeypatch, cluster, **changes) == 2
+    assert train(world, tmp_path, monkeypatch, machine, **changes) == 2
     error = capsys.readouterr().err
     assert "actor 0: on the machine " in error
     assert "missing_here" in error
-    assert cluster.calls["make"] == 0
-    assert all(not remote.process.is_alive() for remote in cluster.remotes)
+    assert machine.calls["make"] == 0
+    assert not machine.left()
 
 
 def test_other_versions_elsewhere_are_refused_before_models_are_loaded(
@@ -358,13 +361,13 @@ def test_other_versions_elsewhere_are_refused_before_models_are_loaded(
 ) -> None:
     found = versions()
     others = {**found, "torch": "9.9", "oat": "1 (sources 0)"}
-    monkeypatch.setattr("oat.runtime.workers.versions", lambda: others)
-    cluster = ForkedCluster()
-    assert train(world, tmp_path, monkeypatch, cluster) == 2
+    monkeypatch.setattr("oat.runtime.worker_group.versions", lambda: others)
+    machine = StruckMachine()
+    assert train(world, tmp_path, monkeypatch, machine) == 2
     error = capsys.readouterr().err
     assert f"oat {found['oat']} instead of 1 (sources 0), torch {found['torch']} instead of 9.9" in error
     assert "install the same versions on every machine" in error
-    assert cluster.calls["make"] == 0
+    assert machine.calls["make"] == 0
 
 
 def test_an_object_of_the_main_program_does_not_travel(
@@ -375,11 +378,11 @@ def test_an_object_of_the_main_program_does_not_travel(
     class Local(GRPO):
         pass
 
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine())
     tree = world.tree("grpo", tmp_path / "run", {**APART, "stop.max_steps": 1, "evaluation": None})
     sections = {name: value for name, value in tree.items() if name not in ("run_dir", "algorithm")}
     with pytest.raises(ConfigError, match="Local was given from Python, and other processes"):
         Trainer(**sections, algorithm={"name": Local, "prompts": 2}, run_dir=tmp_path / "a").train()
-    assert not cluster.remotes
+    assert not machine.remotes
     Trainer(**sections, algorithm={"name": GRPO, "prompts": 2}, run_dir=tmp_path / "b", quiet=True).train()
-    assert cluster.calls["sample"]
+    assert machine.calls["sample"]

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from fixtures import World, oat
-from forked_cluster import ForkedCluster, Kill
+from planned_kills import Kill, StruckMachine
 
 from oat.commands.digest import digest_run
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
-APART = {"compute.runtime": "ray", "compute.actors": 1, "compute.learner": "actor"}
+APART = {"compute.runtime": "processes", "compute.actors": 1, "compute.learner": "actor"}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "ppo": ("ppo", {}),
@@ -35,7 +35,7 @@ def test_a_learner_apart(name: str, world: World, tmp_path: Path, monkeypatch: p
     algorithm, changes = RUNS[name]
     digests = []
     for where in ("local", "apart"):
-        monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+        monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
         own = {"run_dir": str(tmp_path / where), **(APART if where == "apart" else {})}
         assert oat("train", world.config(algorithm, tmp_path, {**CHANGES, **changes, **own})) == 0
         digests.append(digest_run(tmp_path / where))
@@ -50,9 +50,9 @@ def test_a_learner_apart(name: str, world: World, tmp_path: Path, monkeypatch: p
 def test_a_killed_learner(kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = []
     for where in ("local", "apart"):
-        monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([kill]))
+        monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine([kill]))
         own = {"run_dir": str(tmp_path / where), **(APART if where == "apart" else {})}
         assert oat("train", world.config("grpo", tmp_path, {**CHANGES, **own})) == 0
         digests.append(digest_run(tmp_path / where))
-    assert cluster.killed == [kill]
+    assert machine.killed == [kill]
     assert digests[0] == digests[1]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from exploring import EXPLORING
 from fixtures import World, oat
-from forked_cluster import ForkedCluster, Kill
+from planned_kills import Kill, StruckMachine
 from pretended import pretended_gpu
 
 from oat.metrics import repeatable
 
-APART = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 3}
+APART = {"compute.runtime": "processes", "compute.profile": "gpu", "compute.gpus": 3}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {"algorithm.kl_coef": 0.1}),
     "bfloat16": ("grpo", {"engine.dtype": "bfloat16"}),
@@ -35,16 +35,16 @@ def test_a_run_with_a_device_in_every_process(
 ) -> None:
     """An actor is killed, and another one gets all weights. In float32 the run equals the run on the CPU."""
     recipe, changes = RUNS[name]
-    cluster = ForkedCluster([Kill("sample", 3)], has_gpus=True)
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster)
+    machine = StruckMachine([Kill("sample", 3)], has_gpus=True)
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine)
     monkeypatch.setattr("oat.assemble.apart._ACTOR", "device_actor:DeviceActor")
     for folder in ("gpu", "cpu"):
         (tmp_path / folder).mkdir()
     with pretended_gpu() as operations:
         assert oat("train", world.config(recipe, tmp_path / "gpu", {**changes, **APART})) == 0
         assert operations.on_device > 100
-    assert cluster.killed
-    assert {cluster.calls[what] > 0 for what in ("begin", "put", "commit", "sample")} == {True}
+    assert machine.killed
+    assert {machine.calls[what] > 0 for what in ("begin", "put", "commit", "sample")} == {True}
     if "engine.dtype" in changes:
         return
     assert oat("train", world.config(recipe, tmp_path / "cpu", changes)) == 0

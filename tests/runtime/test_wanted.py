@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apart_runs import ACTORS, pair
+from apart_runs import ON_RAY, pair
 from fixtures import Finished, World, oat
-from forked_cluster import ForkedCluster, Kill
+from planned_kills import Kill, StruckMachine
 from ray_runs import RayStrikes, gone
 
 from oat.assemble.apart import Processes
@@ -25,7 +25,7 @@ CHANGES: dict[str, Any] = {
     "evaluation.every": 12,
     "checkpoint.every": 12,
 }
-APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
+APART: dict[str, Any] = {"compute.runtime": "processes", "compute.actors": 2}
 
 
 class Asking:
@@ -66,14 +66,14 @@ def test_actors_come_and_go(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(world, tmp_path, "local") == 0
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([Kill("sample", 20)]))
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine([Kill("sample", 20)]))
     asking = Asking(tmp_path / "apart", {2: None, 4: 4, 16: 1, 20: None, 22: 2}, monkeypatch)
     assert train(world, tmp_path, "apart", **APART) == 0
     assert asking.counts[0] == 2
     assert max(asking.counts) == 4
     assert asking.counts[17] == 1
     assert asking.counts[-1] == 2
-    assert cluster.killed
+    assert machine.killed
     assert digest_run(tmp_path / "apart") == digest_run(tmp_path / "local")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the run shall")]
     assert [line.split()[5] for line in said] == ["2", "4", "1", "1", "2"]
@@ -88,7 +88,7 @@ def test_actors_come_and_go_on_ray(
     first: int, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strikes: RayStrikes
 ) -> None:
     """On a real cluster, a run gets one more actor while it works, and then only one stays."""
-    run = pair(finished, "grpo", tmp_path, {}, {**ACTORS, "compute.actors": first})
+    run = pair(finished, "grpo", tmp_path, {}, {**ON_RAY, "compute.actors": first})
     asking = Asking(run.run_dir, {2: first + 1, 6: 1}, monkeypatch, start_s=300.0)
     further, close = run.run_dir / "logs" / f"actor-{first}.log", Processes.close
     has_log, stay = [], list[str]()
@@ -113,7 +113,7 @@ def test_actors_come_and_go_on_ray(
 def test_an_actor_that_cannot_be_started_is_not_used(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster([Kill("make", 2)]))
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine([Kill("make", 2)]))
     asking = Asking(tmp_path / "apart", {4: 3}, monkeypatch)
     with pytest.warns(
         UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 of 3 actors"
@@ -126,14 +126,14 @@ def test_more_actors_than_there_is_room_for(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many are started as there is room for. The run says so once, goes on, and ends."""
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster(most=3))
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine(most=3))
     asking = Asking(tmp_path / "apart", {4: 9, 14: 1}, monkeypatch)
     with pytest.warns(UserWarning, match="no room for more actors; the run goes on with 3 of 9") as said:
         assert train(world, tmp_path, "apart", **APART) == 0
     assert len([each for each in said if "no room" in str(each.message)]) == 1
     assert max(asking.counts) == 3
     assert asking.counts[-1] == 1
-    assert not cluster.left()
+    assert not machine.left()
 
 
 def test_actors_that_are_not_ready_are_no_longer_wanted(
@@ -141,11 +141,11 @@ def test_actors_that_are_not_ready_are_no_longer_wanted(
 ) -> None:
     """An added actor that hangs while it starts holds neither the run nor its end."""
     hangs = Kill("make", 2, signal=signal.SIGSTOP)
-    monkeypatch.setattr("oat.assemble.apart.Cluster", cluster := ForkedCluster([hangs], deadline_s=300.0))
+    monkeypatch.setattr("oat.assemble.apart.Machine", machine := StruckMachine([hangs], deadline_s=300.0))
     asking = Asking(tmp_path / "apart", {4: 3, 8: 2}, monkeypatch)
     assert train(world, tmp_path, "apart", **APART) == 0
     assert {*asking.counts} == {2}
-    assert not cluster.left()
+    assert not machine.left()
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "", "many"])
@@ -158,7 +158,7 @@ def test_a_number_that_is_none(text: str, tmp_path: Path) -> None:
 def test_a_run_in_which_no_process_works(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oat.assemble.apart.Cluster", ForkedCluster())
+    monkeypatch.setattr("oat.assemble.apart.Machine", StruckMachine())
     assert train(world, tmp_path, "apart", **APART, **{"stop.max_steps": 1}) == 0
     assert oat("actors", tmp_path / "apart", 2) == 2
     assert "no process works in this run" in capsys.readouterr().err

@@ -64,7 +64,7 @@ class Process:
         assert self.process.exitcode == 0
 
 
-@pytest.mark.slow(instead="tests/runtime/test_ray.py::test_a_run_on_ray_is_the_local_run", seconds=11.4)
+@pytest.mark.slow(instead="tests/processes/test_ray.py::test_a_run_on_ray_is_the_local_run", seconds=11.4)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
     name: str, world: World, tmp_path: Path

@@ -16,7 +16,8 @@ BITWISE: dict[str, Any] = {
     "engine.threads": 1,
     "stop.max_steps": STEPS,
 }
-ACTORS: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2, "compute.actor_cpus": 0.5}
+ACTORS: dict[str, Any] = {"compute.runtime": "processes", "compute.actors": 2, "compute.actor_cpus": 0.5}
+ON_RAY = {**ACTORS, "compute.runtime": "ray"}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "an ensemble": (

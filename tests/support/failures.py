@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 from apart_runs import ACTORS, Pair
-from forked_cluster import Kill
+from planned_kills import Kill
 
 LEARNER = {**ACTORS, "compute.actors": 1, "compute.learner": "actor", "compute.learner_cpus": 0.5}
 CLIENT = {**ACTORS, "compute.actors": 1, "compute.oracle_clients": 1, "compute.oracle_cpus": 0.5}
@@ -39,7 +39,7 @@ AT_ONCE_S = 30.0
 
 
 class Strikes(Protocol):
-    """Processes of a run, of which some are struck (`forked_cluster.ForkedCluster`).
+    """Processes of a run, of which some are struck (`planned_kills.StruckMachine`).
 
     Attributes:
         killed: the strikes so far.

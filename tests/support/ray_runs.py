@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_cluster import Kill
+from planned_kills import Kill
 
 from oat.processes import ray_cluster as cluster
 from oat.processes.ray_cluster import RayRemote

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oat.tracking.child import Described, SinkProcess
+from oat.tracking.sink_process import Described, SinkProcess
 
 OWN = Path(__file__).parents[1] / "support" / "sinks.py"
 

@@ -11,9 +11,9 @@ from apart_runs import ACTORS
 from fixtures import oat
 
 from oat.learner.learner import Learner
-from oat.runtime.workers import WorkerProcess
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import buckets
+from oat.runtime.worker_group import WorkerProcess
 
 STEPS, EARLY, PROMPTS, AHEAD = 120, 40, 4, 8
 STALL_S = 0.05

@@ -18,9 +18,9 @@ from sink_runs import OWN, process
 
 from oat.commands.digest import digest_run
 from oat.metrics import repeatable
-from oat.tracking import child
-from oat.tracking.child import Described, SinkProcess, finish_all
-from oat.tracking.leftovers import VARIABLE, marked
+from oat.processes.marks import VARIABLE, marked
+from oat.tracking import sink_process
+from oat.tracking.sink_process import Described, SinkProcess, finish_all
 
 MOMENTS = ("open", "2", "close")
 WAYS = ("raises", "exits", "dies", "is killed", "hangs", "hangs deaf")
@@ -198,7 +198,7 @@ def test_no_way_to_fail_touches_training(world: World, tmp_path: Path) -> None:
     assert forked(lambda: told("train", plain, *flags), log) == 0, log.read_text()
     assert digest_run(run_dir) == digest_run(tmp_path / "grpo")
     assert sorted(re.findall("warning: (the sink .*?);", log.read_text())) == [
-        "the sink three-A lost its process (exit code 3)",
+        "the sink three-A ended its process (exit code 3)",
         "the sink three-B was not done 1 s after the last row (its wait_s)",
         "the sink three-C could not be closed: ValueError: no more of this, says nobody",
     ]
@@ -237,12 +237,12 @@ def test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing(
         expected = {
             "raises": "could not",
             "exits": "could not",
-            "dies": r"lost its process \(exit code 3\)",
-            "is killed": r"process \(SIGSEGV\)",
+            "dies": r"ended its process \(exit code 3\)",
+            "is killed": r"was ended by SIGSEGV",
         }
         assert re.search(expected.get(way, r"was not done 1 s after the last row \(its wait_s\)"), text), text
         assert "sk-0123456789" not in text
-        assert marked(sink._mark) == []
+        assert not marked(sink._mark)
         assert seen(tmp_path, f"{way}-{moment}.jsonl") == reached[moment]
         if moment == "2":
             kept = json.loads((tmp_path / "sinks" / f"{way}-2.json").read_text())
@@ -277,14 +277,14 @@ def test_a_marked_process_is_found(tmp_path: Path) -> None:
     sink.end()
     while marked(sink._mark) and time.monotonic() < deadline:  # killed, and not yet gone on a busy machine
         time.sleep(0.02)
-    assert marked(sink._mark) == []
+    assert not marked(sink._mark)
 
 
 @pytest.mark.parametrize("bound", ["_MOST_ROWS", "_MOST_BYTES"])
 def test_a_sink_that_hangs_is_given_up_when_too_much_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(child, bound, 20 if bound == "_MOST_ROWS" else 2_000)
+    monkeypatch.setattr(sink_process, bound, 20 if bound == "_MOST_ROWS" else 2_000)
     sink = process(tmp_path, fails="hangs", at=1)
     sink.open(0)
     with pytest.warns(
@@ -295,7 +295,7 @@ def test_a_sink_that_hangs_is_given_up_when_too_much_waits(
         )
     ):
         give(sink, range(60))
-    assert marked(sink._mark) == []
+    assert not marked(sink._mark)
     finish_all([sink])
 
 
@@ -331,7 +331,9 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not (tmp_path / "rows.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    lives[0].let_go()  # as a kill would
+    first = lives[0]._process
+    assert first is not None
+    first.link.close()  # as a kill would
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": step, "a": 1.5}) + "\n" for step in range(3))
     )
@@ -341,6 +343,7 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     found = written(tmp_path)
     steps = [record.get("step", "closed" if "closed" in record else "open") for record in found]
     assert steps == ["open", *range(6), "closed", "open", 6, 7, "closed"]
+    first.end()
 
 
 @pytest.mark.slow(

@@ -14,7 +14,7 @@ from sink_runs import OWN, process
 from oat import Trainer
 from oat.config.secrets import Hider
 from oat.errors import ConfigError
-from oat.tracking.child import finish_all
+from oat.tracking.sink_process import finish_all
 
 CONFIG = {
     "oracle": {

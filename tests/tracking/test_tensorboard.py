@@ -14,7 +14,7 @@ import pytest
 from fixtures import World, forked, kill_at, logged, named, oat
 
 from oat.config.settings import TrackingConfig
-from oat.tracking.child import SinkProcess, finish_all
+from oat.tracking.sink_process import SinkProcess, finish_all
 from oat.tracking.sinks import described_sinks
 
 ON = {"tracking.tensorboard": True}

@@ -21,7 +21,7 @@ from fixtures import NO_MLFLOW, NO_WANDB, World, forked, kill_at, named, oat, to
 
 from oat.commands.digest import digest_run
 from oat.metrics import repeatable
-from oat.tracking.leftovers import VARIABLE
+from oat.processes.marks import VARIABLE
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 """A made-up key in the form of wandb's keys."""
@@ -256,7 +256,7 @@ def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path)
                 for number in (tmp_path / "pids").read_text().split():
                     if (
                         b"wandb" in (command := Path(f"/proc/{number}/cmdline").read_bytes())
-                        or b"oat.tracking" in command
+                        or b"oat.processes.child" in command
                     ):
                         os.kill(int(number), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)

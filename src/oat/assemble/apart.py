@@ -35,7 +35,7 @@ from oat.resolve.resolved import Resolved
 from oat.runtime.clients import Clients
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted
-from oat.runtime.workers import RestartState, WorkerGroup
+from oat.runtime.worker_group import RestartState, WorkerGroup
 from oat.types import ENSEMBLE
 
 LOGS = "logs"

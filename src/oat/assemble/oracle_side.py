@@ -211,8 +211,7 @@ def _refuse_other_version(address: str, oracle: Oracle, version: str | None) -> 
     if oracle.version != version:
         raise ConfigError(
             f"on the machine {socket.gethostname()} the oracle {address} has the version {oracle.version}, "
-            f"and {version} in the run's own process; put the same files of it on every machine of the "
-            "cluster"
+            f"and {version} in the run's own process; put the same files of it on every machine"
         )
 
 

@@ -58,12 +58,12 @@ from oat.runtime.local import over_wire
 from oat.runtime.probe import Probing
 from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
-from oat.runtime.workers import WorkerGroup
+from oat.runtime.worker_group import WorkerGroup
 from oat.seeds import Seeds
 from oat.text.chat_template import has_template, proposal
 from oat.text.turns import Turns
-from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
+from oat.tracking.sink_process import SinkProcess
 from oat.tracking.sinks import described_sinks
 from oat.types import ENSEMBLE, Plan
 

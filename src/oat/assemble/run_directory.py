@@ -5,7 +5,7 @@ from pathlib import Path
 
 from oat.control.interruption import Interruption
 from oat.files import DirectoryGuard
-from oat.runtime.workers import RestartState
+from oat.runtime.worker_group import RestartState
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """The models and the tokenizer of a run in its other processes, which read them themselves. One that starts
 late may find files that were edited since. So each compares what it reads with the fingerprints of the run's
-own process. The user's code is compared in `runtime/crew.py`."""
+own process. The user's code is compared in `runtime/worker_group.py`."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ from oat.data.fit import Fit
 from oat.data.formats import Format, Layout, checked, unrendered
 from oat.data.sources import RecordReader
 from oat.errors import DataError, warn
-from oat.plugins.pool import Outcome, Workers
+from oat.plugins.isolated_workers import Outcome, Workers
 from oat.text.renderer import Renderer
 from oat.types import Prompt
 

@@ -12,18 +12,16 @@ are removed first (`rules.json` beside it has the checksums).
 import csv
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from oat.errors import ConfigError, DataError, did_you_mean
+from oat.errors import ActorError, ConfigError, DataError, did_you_mean
 from oat.explore.find_rule import checksum_of_rule, find_rule
 from oat.explore.rules import RULES
 from oat.explore.settings import ModelLabelsConfig
@@ -31,12 +29,15 @@ from oat.files import absolute, appearing
 from oat.laboratory.agents import AGENTS
 from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
+from oat.plugins.isolated_workers import Outcome, Workers
 
 ROUNDS = 60
 FIRST_SEED, TUNING_SEED, TUNING_SEEDS = 2000, 0, 4
 """Seeds of figures count from `FIRST_SEED`. Those with which anything is tuned count from `TUNING_SEED`."""
 THRESHOLD = 0.2
 BASELINE = "passive"
+_LONGEST_S, _LARGEST_GB = 1e5, 1e5
+"""Limits of the process of a trial, which none reaches."""
 _RESAMPLES = 2000
 _FIELDS = ("world", "agent", "rule", "share", "rate", "seed", "clashes", "queries", "regrets")
 _TRIALS = ("curves.csv", "tuning.csv")
@@ -245,20 +246,34 @@ def _cut_unfinished_line(file: Path) -> None:
 
 
 def _each(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Curve]]:
+    """Run trials, and yield them in the given order.
+
+    Raises:
+        OatError: a rule failed, or a process ended.
+    """
     if jobs <= 1 or len(cases) <= 1:
         for case in cases:
             yield case, case.run()
         return
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    workers = Workers(f"{__name__}:runner", count=jobs, timeout_s=_LONGEST_S, memory_gb=_LARGEST_GB)
     try:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            yield from zip(cases, pool.map(Case.run, cases, chunksize=4), strict=True)
+        for number, case in enumerate(cases):
+            workers.send(str(number), asdict(case))
+        found: dict[str, Outcome] = {}
+        for number, case in enumerate(cases):
+            while str(number) not in found:
+                found.update(workers.collect(_LONGEST_S))
+            outcome = found.pop(str(number))
+            if outcome.failure:
+                raise ActorError(f"the process of a trial {outcome.failure} ({case}); run the command again")
+            yield case, Curve(**outcome.value)
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        workers.close()
+
+
+def runner() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return the function with which a process runs trials."""
+    return lambda case: asdict(Case(**case).run())
 
 
 def with_rates(cases: Sequence[Case], file: Path, jobs: int) -> list[Case]:

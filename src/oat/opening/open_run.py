@@ -43,7 +43,7 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
 from oat.rundir.provenance import Origin, entries, origin_of
-from oat.runtime.workers import RestartState
+from oat.runtime.worker_group import RestartState
 from oat.text.chat_template import reads_date
 
 T = TypeVar("T")

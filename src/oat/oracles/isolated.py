@@ -25,7 +25,7 @@ from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.make import build_oracle
 from oat.oracles.whole_groups import STATE
 from oat.plugins import loading as plugins
-from oat.plugins.pool import Outcome, Workers
+from oat.plugins.isolated_workers import Outcome, Workers
 from oat.types import Answer, Kind, Mark, Question, StepUnit
 
 
@@ -181,7 +181,7 @@ class _Served:
 
 
 def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
-    """Make the object that a worker calls for each item (`plugins/child.py`).
+    """Make the object that a worker calls for each item (`plugins/isolated_side.py`).
 
     Raises:
         ConfigError: the function cannot be loaded, or is no function.

@@ -1,1 +1,1 @@
-"""Processes beside this one: started, called, limited and ended."""
+"""Processes beside this one, here or on a Ray cluster: started, called, limited and ended."""

@@ -17,7 +17,7 @@ from oat.processes.pipe import Pipe
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])), takes_descriptors=True)
     try:
         order = msgspec.msgpack.decode(pipe.receive().head)
     except EOFError:

@@ -89,7 +89,8 @@ class _Server:
             _draw_anew()
             sys.path[:] = request["path"]
             os.chdir(request["folder"])
-            function_of(request["target"])(Pipe(socket.socket(fileno=descriptor)), request)
+            end = Pipe(socket.socket(fileno=descriptor), takes_descriptors=True)
+            function_of(request["target"])(end, request)
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -147,7 +147,7 @@ class Forked:
     def end(self) -> None:
         """Kill the process and those that it has started, and wait until they have ended."""
         with self._lock:
-            if self._is_over:
+            if self._is_over or self.link.is_anothers:
                 return
             self._is_over = True
         self._server.ask_to_end(self._number)

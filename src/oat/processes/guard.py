@@ -1,10 +1,16 @@
 """Ends what a process has started when this process has ended, even if it was killed.
 
 The program: `python -P -m oat.processes.guard MARK PARENT`. When its standard input or the process PARENT
-ends, it kills the processes with the mark. Lines of the input say what else it ends and removes: `+session
-NUMBER` and `+folder PATH`; with a minus, they take it back.
+ends, it kills the processes with the mark. A line of the input is a list: a sign, and what the guard does
+beside this. With a minus, the line takes this back.
+
+    ["+", "session", 17]        end this session too
+    ["+", "folder", "/tmp/a"]   remove this folder afterwards
+    ["+", "time", "MARK", 17, 5]    let the processes with this mark live on while process 17 does, at most
+                                    5 seconds
 """
 
+import json
 import os
 import select
 import shutil
@@ -14,11 +20,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import RLock
+from typing import Any
 
 from oat.processes.marks import VARIABLE, end_marked, end_session, own_mark
 
 _WATCH_S = 0.5
 """Time in seconds between two looks whether the parent is there."""
+
+
+Guarded = tuple[str | float, ...]
+"""A line of the input, without its sign."""
 
 
 class Guard:
@@ -29,11 +40,11 @@ class Guard:
         self._holders = 0
         self._program: subprocess.Popen[bytes] | None = None
 
-    def hold(self, *what: str) -> None:
+    def hold(self, *what: Guarded) -> None:
         """Begin to guard. To be called before a process is started.
 
         Args:
-            what: what is ended beside the processes with the mark: `session NUMBER`, or `folder PATH`.
+            what: what the guard does beside killing the processes with the mark.
         """
         with self._lock:
             self._holders += 1
@@ -41,11 +52,11 @@ class Guard:
                 self._program = _started()
             self.add(*what)
 
-    def add(self, *what: str) -> None:
+    def add(self, *what: Guarded) -> None:
         """Guard this too."""
         self._say("+", what)
 
-    def release(self, *what: str) -> None:
+    def release(self, *what: Guarded) -> None:
         """Say that a process that was started has ended, with all that it started."""
         with self._lock:
             self._say("-", what)
@@ -63,12 +74,12 @@ class Guard:
             with suppress(OSError):
                 program.stdin.close()
 
-    def _say(self, sign: str, what: Sequence[str]) -> None:
+    def _say(self, sign: str, what: Sequence[Guarded]) -> None:
         with self._lock:
             assert self._program is not None, "it is held"
             assert self._program.stdin is not None, "a pipe was asked for"
             with suppress(BrokenPipeError):  # somebody has killed it; processes end with their connections
-                self._program.stdin.write("".join(f"{sign}{each}\n" for each in what).encode())
+                self._program.stdin.write("".join(json.dumps([sign, *each]) + "\n" for each in what).encode())
                 self._program.stdin.flush()
 
 
@@ -94,15 +105,16 @@ def main() -> None:
     text = b""
     while said := _waited(parent):
         text += said
-    end_marked(mark)
-    left: set[str] = set()
+    left: list[list[Any]] = []
     for line in text.decode().splitlines():
-        (left.add if line[0] == "+" else left.discard)(line[1:])
-    for each in sorted(left):
-        what, _, which = each.partition(" ")
+        with suppress(ValueError):  # the parent was killed while it wrote the last line
+            sign, *what = json.loads(line)
+            left.append(what) if sign == "+" else left.remove(what)
+    end_marked(mark, {which: (its[0], its[1]) for what, which, *its in left if what == "time"})
+    for what, which, *_ in left:
         if what == "session":
-            end_session(int(which))
-        else:
+            end_session(which)
+        elif what == "folder":
             shutil.rmtree(which, ignore_errors=True)
 
 

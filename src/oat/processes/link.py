@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from weakref import WeakSet
 
 from oat.processes.pipe import Message, Pipe
@@ -26,6 +26,9 @@ class Link:
         end: its socket, of which this object becomes the owner.
         take: gets what arrives.
         most: largest number of bytes in a message that arrives; a larger one ends the connection.
+
+    Attributes:
+        is_anothers: True in a forked child of the process that has the connection.
     """
 
     def __init__(self, end: socket.socket, take: Take, most: int | None = None):
@@ -33,7 +36,7 @@ class Link:
         self._to_send = SimpleQueue[
             tuple[bytes, Sequence[bytes | memoryview] | None, Sequence[int], Future[None]] | None
         ]()
-        self._is_closed = False
+        self.is_anothers = self._is_closed = False
         self._last: Future[None] | None = None
         _open.add(self)
         self._threads = [Thread(target=work, daemon=True) for work in (self._send_all, self._take_all)]
@@ -57,7 +60,7 @@ class Link:
         return future
 
     def close(self, patience_s: float = 0.0) -> None:
-        """End the connection, and wait for the threads. A thread of this link may not call it.
+        """End the connection, and wait for the threads.
 
         Args:
             patience_s: longest time until all is sent.
@@ -69,13 +72,14 @@ class Link:
             self._pipe.shut()
             self._to_send.put(None)
             for thread in self._threads:
-                thread.join()
+                if thread is not current_thread():  # which may collect garbage, and a link with it
+                    thread.join()
             self._pipe.close()
             _open.discard(self)
 
     def let_go(self) -> None:
         """Close this end in a forked child, which would otherwise keep the connection open."""
-        self._is_closed = True
+        self.is_anothers = self._is_closed = True
         self._pipe.close()
 
     def _send_all(self) -> None:

@@ -115,10 +115,13 @@ class Machine:
 
     def close(self) -> None:
         """End all processes."""
+        self._end_all()
+        self._server.close()
+
+    def _end_all(self) -> None:
         with self._lock:
             for remote in list(self._taken):
                 remote.close()
-            self._server.close()
 
     def _new_server(self) -> ForkServer:
         return ForkServer(self._modules, self._log("fork server"))

@@ -5,7 +5,7 @@ has lost its parent."""
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 VARIABLE = "OAT_PROCESS"
 _PATIENCE_S = 5.0
+_TICK_S, _LONG_TICK_S = 0.02, 0.2
 _own: dict[int, str] = {}
 _numbers = count()
 
@@ -53,27 +54,46 @@ def processes() -> Iterator[Seen]:
                 yield Seen(int(place.name), name, int(parent), int(group), int(session))
 
 
-def marked(mark: str) -> list[int]:
-    """Return the numbers of the living processes whose mark is `mark` or begins with it and a slash, except
-    this process."""
-    found = []
+def marked(mark: str) -> dict[int, str]:
+    """Return the living processes whose mark is `mark` or begins with it and a slash, except this process:
+    the number of each, and its mark."""
+    found = {}
     for process in processes():
         with suppress(OSError):  # it has ended, or is another user's
             for value in Path(f"/proc/{process.number}/environ").read_bytes().split(b"\0"):
                 name, _, its = value.decode(errors="replace").partition("=")
-                if name == VARIABLE and f"{its}/".startswith(f"{mark}/"):
-                    found.append(process.number)
-    return [number for number in found if number != os.getpid()]
+                if name == VARIABLE and _is_below(its, mark):
+                    found[process.number] = its
+    return {number: its for number, its in found.items() if number != os.getpid()}
 
 
-def end_marked(mark: str) -> None:
-    """Kill the processes that `marked` returns, also those that they start meanwhile."""
-    _end(lambda: marked(mark))
+def end_marked(mark: str, times: Mapping[str, tuple[int, float]] | None = None) -> None:
+    """Kill the processes that `marked` returns, also those that they start meanwhile.
+
+    Args:
+        times: for a mark, the number of its first process, and how many seconds the processes with this mark
+            live on while the first one does.
+    """
+    begin = time.monotonic()
+    times = times or {}
+    until = begin + max((seconds for _, seconds in times.values()), default=0.0) + _PATIENCE_S
+    while (found := marked(mark)) and (now := time.monotonic()) < until:
+        living = [
+            which for which, (first, seconds) in times.items() if first in found and now < begin + seconds
+        ]
+        over = [number for number, its in found.items() if not any(_is_below(its, which) for which in living)]
+        for number in over:
+            _kill(number)
+        time.sleep(_TICK_S if over else _LONG_TICK_S)
 
 
 def end_session(session: int) -> None:
     """Kill all processes of a session."""
-    _end(lambda: [each.number for each in processes() if each.session == session])
+    until = time.monotonic() + _PATIENCE_S
+    while (found := [each for each in processes() if each.session == session]) and time.monotonic() < until:
+        for process in found:
+            _kill(process.number)
+        time.sleep(_TICK_S)
 
 
 def end_group(group: int) -> None:
@@ -82,10 +102,10 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _end(found: Callable[[], list[int]]) -> None:
-    until = time.monotonic() + _PATIENCE_S
-    while (numbers := found()) and time.monotonic() < until:
-        for number in numbers:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(number, signal.SIGKILL)
-        time.sleep(0.01)
+def _kill(number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(number, signal.SIGKILL)
+
+
+def _is_below(its: str, mark: str) -> bool:
+    return f"{its}/".startswith(f"{mark}/")

@@ -1,9 +1,10 @@
 """Messages between two processes, on a socket.
 
 A message has a head, and may have data, which is sent from where it lies, and received into new memory. File
-descriptors may go with it.
+descriptors may go with it, to the process that was started.
 """
 
+import mmap
 import socket
 import struct
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ _SIZES = struct.Struct("<QQ")
 """The first bytes of a message: the size of its head, and that of its data plus one; 0: it has no data."""
 _MOST_DESCRIPTORS = 8
 _LARGE = 2**20
-"""From this number of bytes on, new memory is not filled with zeros first."""
+"""From this number of bytes on, new memory is not filled with zeros first, and goes back when it is free."""
 
 
 class Message(NamedTuple):
@@ -36,10 +37,11 @@ class Pipe:
     Args:
         end: its socket, of which this object becomes the owner.
         most: largest number of bytes in a message that arrives; None: no limit.
+        takes_descriptors: False: descriptors that the other end sends are closed.
     """
 
-    def __init__(self, end: socket.socket, most: int | None = None):
-        self._socket, self._most = end, most
+    def __init__(self, end: socket.socket, most: int | None = None, *, takes_descriptors: bool = False):
+        self._socket, self._most, self._takes_descriptors = end, most, takes_descriptors
 
     def send(
         self,
@@ -73,7 +75,11 @@ class Pipe:
             EOFError, OSError: an end is closed.
             ValueError: the message is larger than allowed.
         """
-        first, descriptors, _, _ = socket.recv_fds(self._socket, 1, _MOST_DESCRIPTORS)
+        descriptors: list[int] = []
+        if self._takes_descriptors:
+            first, descriptors, _, _ = socket.recv_fds(self._socket, 1, _MOST_DESCRIPTORS)
+        else:
+            first = self._socket.recv(1)
         if not first:
             raise EOFError
         head, data = _SIZES.unpack(first + self._received(_SIZES.size - 1))
@@ -103,8 +109,4 @@ class Pipe:
 
 
 def _memory(size: int) -> memoryview:
-    if size < _LARGE:
-        return memoryview(bytearray(size))
-    import numpy as np  # here, because a process that calls a small function does not need it
-
-    return np.empty(size, np.uint8).data
+    return memoryview(bytearray(size) if size < _LARGE else mmap.mmap(-1, size))

@@ -156,7 +156,7 @@ class Cluster:
         self._is_own, self._folder = address is None, ""
         if address is None:
             self._folder = tempfile.mkdtemp(prefix="oat-ray-", dir=for_sockets())
-            guard.hold(f"folder {self._folder}")
+            guard.hold(("folder", self._folder))
         self._broker = self._started(worker)
         try:
             self.ask("connect", address, self._folder, within_s=_START_S)
@@ -290,7 +290,7 @@ class Cluster:
         self._broker.end(0.0 if self._is_own else _END_S)
         if self._is_own:
             shutil.rmtree(self._folder, ignore_errors=True)
-            guard.release(f"folder {self._folder}")
+            guard.release(("folder", self._folder))
 
     def _started(self, worker: str) -> Child:
         """Start the broker."""

@@ -1,6 +1,7 @@
 """Starts a process that begins with nothing of this one: a new interpreter, alone in its group."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,10 +14,11 @@ from typing import Any
 import msgspec
 
 from oat.files import start
-from oat.processes.guard import guard
+from oat.processes.guard import Guarded, guard
 from oat.processes.link import Link, Take
 from oat.processes.marks import VARIABLE, end_group, end_marked, end_session, new_mark
 
+_STDERR = 2
 _PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -35,9 +37,11 @@ class Child:
         order: plain data for the function.
         take: gets what it sends (`Link`).
         environment: its environment.
-        output: the descriptor of a file to which it writes what it prints; None: where this process does.
+        output: the descriptor of a file to which it writes what it prints; None: this process's stderr.
         most: largest number of bytes in a message that it sends.
         has_session: True: it begins a session; False: it begins a group.
+        lingers_s: time that it has to end by itself when this process has ended.
+        folder: its own folder, which is removed after it.
 
     Attributes:
         link: the connection.
@@ -57,17 +61,20 @@ class Child:
         output: int | None = None,
         most: int | None = None,
         has_session: bool = False,
+        lingers_s: float = 0.0,
+        folder: str | None = None,
     ):
-        self.mark, self._has_session = new_mark(), has_session
-        guard.hold()
+        self.mark, self._has_session, self._folder = new_mark(), has_session, folder
+        self._guarded: list[Guarded] = [("folder", folder)] if folder is not None else []
+        ours, theirs = socket.socketpair()
+        guard.hold(*self._guarded)
         try:
-            ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "oat.processes.child", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
+                    stdout=_STDERR if output is None else output,
                     stderr=output,
                     env={**environment, VARIABLE: self.mark},
                     cwd=start(),
@@ -77,10 +84,12 @@ class Child:
                 )
         except BaseException:
             ours.close()
-            guard.release()
+            self._forget()
             raise
-        self._guarded = [f"session {self._process.pid}"] if has_session else []
-        guard.add(*self._guarded)
+        later: list[Guarded] = [("session", self.number)] if has_session else []
+        later += [("time", self.mark, self.number, lingers_s)] if lingers_s else []
+        guard.add(*later)
+        self._guarded += later
         self._code: int | None = None
         self.link = Link(ours, take, most)
         self.link.send(msgspec.msgpack.encode({"target": target, "path": sys.path, **order}))
@@ -90,7 +99,8 @@ class Child:
         return self._process.pid
 
     def end(self, patience_s: float = 0.0) -> int:
-        """Kill the process and those that it has started, and wait until it has ended.
+        """Kill the process and those that it has started, and wait until it has ended. In a forked child of
+        the process that started it, do nothing.
 
         Args:
             patience_s: time for it to end by itself before it is killed.
@@ -98,22 +108,34 @@ class Child:
         Returns:
             The exit code, or minus the number of the signal that ended it.
         """
+        if self.link.is_anothers:
+            return 0
         if self._code is None:
-            until = time.monotonic() + patience_s
-            while not self.has_ended and time.monotonic() < until:
-                time.sleep(0.002)
+            self.ends_within(patience_s)
             # before `wait`: afterwards, a new group may have the same number
             (end_session if self._has_session else end_group)(self._process.pid)
             self._code = self._process.wait()
             end_marked(self.mark)
             self.link.close()
-            guard.release(*self._guarded)
+            self._forget()
         return self._code
+
+    def _forget(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        guard.release(*self._guarded)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most so long until the process has ended by itself, and return whether it has."""
+        until = time.monotonic() + seconds
+        while not (has_ended := self.has_ended) and time.monotonic() < until:
+            time.sleep(0.002)
+        return has_ended
 
     @property
     def has_ended(self) -> bool:
         """True if the process has ended; others that it started may go on."""
-        if self._code is not None:
+        if self._code is not None or self.link.is_anothers:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

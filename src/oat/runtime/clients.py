@@ -23,7 +23,7 @@ from oat import wire
 from oat.errors import LostError, OatError
 from oat.oracles.base import Mean, Oracle, Wrapper
 from oat.runtime.calls import call_of
-from oat.runtime.workers import WorkerGroup, WorkerProcess
+from oat.runtime.worker_group import WorkerGroup, WorkerProcess
 from oat.types import Answer, Question
 
 _WAIT_S = 0.2

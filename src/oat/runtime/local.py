@@ -1,7 +1,7 @@
 """The local runtime: every box in this process.
 
-With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a
-cluster. So values that cannot be encoded are found on a laptop.
+With `compute.serialise` each call into a box goes through the wire encoding and back, as it would to
+another process. So values that cannot be encoded are found on a laptop.
 
 An objective is not sent. The learner's side makes an objective of its own from the configuration, and gets
 the batch that the loop's objective made in `prepare`. So `losses` and `metrics` may read only what is in the

@@ -19,7 +19,7 @@ import numpy as np
 from oat.errors import LostError, OatError, WeightsError, warn
 from oat.runtime.calls import call_of, parts_of
 from oat.runtime.transfer import loaded_with
-from oat.runtime.workers import WorkerGroup, WorkerProcess
+from oat.runtime.worker_group import WorkerGroup, WorkerProcess
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
 
 _MOST_FLYING = 2
@@ -116,7 +116,7 @@ class ActorPool:
 
     def close(self) -> None:
         self.crew.close()
-        # threads that wait for a process end when the cluster is closed
+        # threads that wait for a process end when all are closed
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def transfer(self, slot: str, what: str, *arguments: Any) -> None:
@@ -221,7 +221,7 @@ class ActorPool:
                 hired = self.crew.start_worker()
                 self._coming[hired] = self._threads.submit(hired.ready)
             if missing > room:
-                self._refuse(wanted, "the cluster has no room for more actors")
+                self._refuse(wanted, "there is no room for more actors")
 
     def _welcome(self, coming: WorkerProcess, ready: Future[None], wanted: int) -> None:
         """Begin to use an actor that has done what it was ordered, or failed to."""

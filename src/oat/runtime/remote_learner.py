@@ -13,7 +13,7 @@ from oat.algorithms.base import Objective
 from oat.errors import LearnerLostError, LostError
 from oat.runtime.calls import call_of
 from oat.runtime.transfer import in_shares
-from oat.runtime.workers import WorkerProcess
+from oat.runtime.worker_group import WorkerProcess
 from oat.types import Batch, Trajectory
 
 

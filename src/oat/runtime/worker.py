@@ -129,7 +129,7 @@ def prepared(
     if wrong:
         raise ConfigError(
             f"the machine {machine} has {', '.join(wrong)} (oat is in {_SOURCES}); install the same versions "
-            "on every machine of the cluster"
+            "on every machine"
         )
     for part in parts:
         try:

@@ -14,7 +14,7 @@ from oat.errors import DirectoryError, printable, warn
 from oat.files import DirectoryGuard, parse_json, saying_what_is_free, write_atomically
 from oat.rundir.provenance import ProvenanceWriter
 from oat.rundir.rows import content_of, is_step, sound_advantages, sound_rows
-from oat.tracking.child import SinkProcess, finish_all
+from oat.tracking.sink_process import SinkProcess, finish_all
 from oat.types import Feedback, Item, Trajectory
 
 MAX_COLUMN = 4000

@@ -12,7 +12,7 @@ from oat.config.settings import SinkConfig, TrackingConfig
 from oat.errors import ConfigError, did_you_mean
 from oat.files import absolute
 from oat.plugins.registry import SINKS
-from oat.tracking.child import Described
+from oat.tracking.sink_process import Described
 
 FILES = "files"
 """Name in `tracking.sinks` for the run's own files. The files are written even if the name is not listed."""

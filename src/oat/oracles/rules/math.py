@@ -19,9 +19,9 @@ Some kinds of answers have rules of their own:
   brackets, are compared in any order. A set never equals an ordered list.
 
 Math-verify parses LaTeX. Its simplifications may never end, and similar parsers evaluate the text as code. So
-it runs in confined workers, which are killed when they take too long (`plugins/pool.py`). It never gets a
-text of more than 300 characters. An answer that cannot be compared in time is wrong (0.0), and not "failed":
-otherwise a text that hangs the parser would be worth more than a wrong answer.
+it runs in confined workers, which are killed when they take too long (`plugins/isolated_workers.py`). It
+never gets a text of more than 300 characters. An answer that cannot be compared in time is wrong (0.0), and
+not "failed": otherwise a text that hangs the parser would be worth more than a wrong answer.
 
 Departures from the grader that comes with the data set:
 1. Percent signs, degrees and units after an answer are ignored, in the response and in the reference: 50\%
@@ -50,7 +50,7 @@ from oat.oracles.rules.gsm8k import last_number
 from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, is_relation, listed, matrix, normalise, unnamed
 from oat.oracles.rules.references import reference_text
 from oat.oracles.rules.texts import completion_texts
-from oat.plugins.pool import Workers, check_limits
+from oat.plugins.isolated_workers import Workers, check_limits
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
 _BARE = re.compile(r"\\boxed\s+([^\s${}\\]+)")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.texts import completion_texts, prompt_messages
-from oat.plugins.pool import Workers
+from oat.plugins.isolated_workers import Workers
 from oat.types import Message, Opening
 
 _GAP = "..."

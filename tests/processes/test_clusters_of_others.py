@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from apart_runs import ACTORS, pair
+from apart_runs import ON_RAY, pair
 from fixtures import Finished, forked
 from ray_nodes import Nodes
 from ray_runs import RayStrikes, gone, marked
@@ -53,7 +53,7 @@ def test_a_cluster_goes_on_when_a_run_on_it_ends(
     ends as the local run."""
     head, worked = f"{tmp_path}/head", tmp_path / "worked"
     nodes.start(head, 1)
-    own = {**ACTORS, "compute.address": nodes.address, "compute.deadline_s": 60}
+    own = {**ON_RAY, "compute.address": nodes.address, "compute.deadline_s": 60}
     run, log, before = pair(finished, "grpo", tmp_path, {}, own), tmp_path / "log", parts(head)
 
     def strike() -> None:

@@ -1,17 +1,16 @@
-"""The program of one worker: a process that makes a function once, and then serves calls of the function
-until its input ends. `plugins/pool.py` starts the process and may kill it.
+"""The side of a worker: it makes a function once, and then serves calls of the function until its connection
+ends. `isolated_workers.py` starts the process and may kill it.
 
-Messages: Both sides send frames: a length in four bytes, then plain data in MessagePack. Nothing is pickled.
-The first frame to the worker names the function's factory and the limits. The worker's first frame says
-whether it could make the function. Each later frame to the worker holds the arguments of a call, and the
-worker's reply is one of
+Messages are plain data in MessagePack. Nothing is pickled. The first message to the worker names the
+function's factory and the limits. The worker's first message says whether it could make the function. Each
+later message to the worker holds the arguments of a call, and the worker's reply is one of
 
     {"value": ...}      the return value of the function
     {"error": text}     the function raised an `OatError`: a person must repair something
     {"failure": text}   the function raised another exception, or an `OatError` that was caused by a
                         MemoryError, RecursionError or SystemExit
 
-The function's prints go to stderr, because stdout carries the replies.
+The function's prints go to stderr, because stdout is the run's.
 
 Limits: The kernel limits the memory of every worker, and the seconds and the processor seconds of each call.
 When the seconds of a call are over, SIGALRM ends the process, even if the parent process has ended. Workers
@@ -27,58 +26,44 @@ import ctypes
 import os
 import resource
 import signal
-import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-HEADER = struct.Struct(">I")
+from oat.processes.pipe import Pipe
+
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _REFUSED = ("socket.", "subprocess.", "ctypes.", "shutil.", "tempfile.", "pty.")
 _LOOKS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def frame(value: Any) -> bytes:
-    """Return the bytes of one message.
+def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
+    """Answer the calls that arrive, until the connection ends.
 
-    Raises:
-        TypeError, ValueError, OverflowError: the value is not plain data, or cannot be encoded.
+    Args:
+        order: what `Workers` was given.
     """
-    body = msgspec.msgpack.encode(value)
-    return HEADER.pack(len(body)) + body
-
-
-def main() -> None:
-    """Answer the calls that arrive on stdin, until stdin ends."""
-    calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    # afterwards, only the function itself can raise a KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    order = read_frame(calls)
-    if order is None:
-        return
-    sys.path[:] = order["path"]
     if order["is_confined"]:
         _leave_network()
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, int(order["memory_gb"] * 1e9))
-    made = _attempt(partial(_made, order["target"], order["arguments"]), is_call=False)
+    made = _attempt(partial(_made, order["factory"], order["arguments"]), is_call=False)
     call = made.pop("value", None)
     if order["is_confined"]:
         _confine()
-    _tell(replies, {"value": getattr(call, "about", None)} if call else made)
-    while call and (argument := read_frame(calls)) is not None:
-        _begin(order["timeout_s"])
-        answer = _attempt(partial(call, *argument))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _tell(replies, answer)
+    _tell(pipe, {"value": getattr(call, "about", None)} if call else made)
+    with suppress(EOFError, OSError):
+        while call:
+            arguments = msgspec.msgpack.decode(pipe.receive().head)
+            _begin(order["timeout_s"])
+            answer = _attempt(partial(call, *arguments))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _tell(pipe, answer)
 
 
 def _made(target: str, arguments: list[Any]) -> Callable[..., Any]:
@@ -139,21 +124,9 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"a confined worker may not do {event}")
 
 
-def read_frame(file: BinaryIO) -> Any:
-    """Return the next message; None if the file has ended."""
-    head = file.read(HEADER.size)
-    body = file.read(HEADER.unpack(head)[0]) if len(head) == HEADER.size else b""
-    return msgspec.msgpack.decode(body) if body else None
-
-
-def _tell(file: BinaryIO, value: dict[str, Any]) -> None:
+def _tell(pipe: Pipe, value: dict[str, Any]) -> None:
     try:
-        data = frame(value)
+        data = msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError):
-        data = frame({"failure": "returned what is no plain data"})
-    file.write(data)
-    file.flush()
-
-
-if __name__ == "__main__":
-    main()
+        data = msgspec.msgpack.encode({"failure": "returned what is no plain data"})
+    pipe.send(data)

@@ -11,10 +11,10 @@ from fixtures import World, oat
 from pretended import pretended_gpu
 
 from oat.errors import ActorError, ConfigError
+from oat.processes.gpus import own_index
+from oat.processes.ray_cluster import Cluster, RayLauncher, RayRemote
 from oat.resolve.placement import placement
 from oat.runtime.calls import call_of, value_of
-from oat.processes.ray_cluster import Cluster, RayLauncher, RayRemote
-from oat.processes.gpus import own_index
 
 VISIBLE = f"{Path(__file__).parents[1] / 'support' / 'gpu_numbers.py'}:VisibleGpu"
 

@@ -2,28 +2,27 @@
 killed, and another worker takes its place.
 
 A worker is a new interpreter. It is not forked from this process, because it must not inherit the process's
-threads and models. The head of `plugins/child.py` gives a worker's limits. SECURITY.md says which attacks
-these limits do not stop.
+threads and models. The head of `plugins/isolated_side.py` gives a worker's limits. SECURITY.md says which
+attacks these limits do not stop.
 """
 
 import os
-import selectors
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import msgspec
 
 from oat.errors import ConfigError, OracleError
-from oat.files import start
-from oat.plugins.child import HEADER, frame
+from oat.processes.pipe import Message
+from oat.processes.spawn import Child, ending, on_one_thread
 
 _START_S = 120.0
 """Seconds within which a started worker must be ready. Large imports take long."""
@@ -31,6 +30,11 @@ _GRACE = 1.5
 """If a call has not ended after this multiple of `timeout_s`, plus 0.1 s, its worker is killed."""
 _MAX_BYTES = 64 * 2**20
 """Largest number of bytes in an answer."""
+_EXIT_S = 1.0
+"""Time in seconds that a worker whose connection has ended may take to end."""
+_SENT_S = 1.0
+"""Time in seconds until it is known that a message to it was not sent."""
+_NO_ANSWER = "answered what is no answer"
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 """The environment variables that a confined worker inherits. Others may hold secrets."""
 
@@ -98,17 +102,17 @@ class Workers:
         self.count = int(count)
         self.timeout_s = float(timeout_s)
         self._order = {
-            "target": target,
+            "factory": target,
             "arguments": list(arguments),
             "timeout_s": self.timeout_s,
             "memory_gb": float(memory_gb),
         }
-        self._order |= {"is_confined": is_confined, "path": sys.path}
+        self._order["is_confined"] = is_confined
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._done: list[tuple[str, Outcome]] = []
-        self._selector = selectors.DefaultSelector()
+        self._arrived = SimpleQueue[tuple[_Worker, Message | None]]()
         self._workers: list[_Worker] = []
-        self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
+        self._end = weakref.finalize(self, _end_all, self._workers)
         first = self._start()
         try:
             while not first.is_ready:
@@ -127,7 +131,7 @@ class Workers:
             arguments: plain data.
         """
         try:
-            self._waiting.append((ticket, frame(arguments)))
+            self._waiting.append((ticket, msgspec.msgpack.encode(arguments)))
         except (TypeError, ValueError, OverflowError):
             self._done.append((ticket, Outcome(None, "was asked about what is no plain data")))
         self._dispatch()
@@ -142,7 +146,7 @@ class Workers:
         """
         end = time.monotonic() + seconds
         while not self._done and (
-            self._waiting or any(worker.ticket is not None for worker in self._workers)
+            self._waiting or any(worker.in_progress is not None for worker in self._workers)
         ):
             self._dispatch()
             self._wait(end)
@@ -169,31 +173,27 @@ class Workers:
         self._end()
 
     def _dispatch(self) -> None:
-        for worker in [worker for worker in self._workers if worker.is_ready and worker.ticket is None][
+        for worker in [worker for worker in self._workers if worker.is_ready and worker.in_progress is None][
             : len(self._waiting)
         ]:
-            ticket, message = self._waiting.popleft()
-            try:
-                worker.call(ticket, message, self.timeout_s)
-            except OSError:  # the worker ended while it had no call
-                self._waiting.appendleft((ticket, message))
-                self._drop(worker)
+            worker.call(*self._waiting.popleft(), self.timeout_s)
         starting = sum(not worker.is_ready for worker in self._workers)
         for _ in range(min(self.count - len(self._workers), len(self._waiting) - starting)):
             self._start()
 
     def _start(self) -> "_Worker":
-        worker = _Worker(self._order)
+        worker = _Worker(self._order, self._arrived)
         self._workers.append(worker)
-        self._selector.register(worker.output, selectors.EVENT_READ, worker)
         return worker
 
     def _wait(self, end: float) -> None:
-        """Wait until a worker writes, until the first deadline of a worker, or until `end`. Take the messages
-        that have arrived, and kill the workers that are past their deadlines."""
+        """Wait until a worker says something, until the first deadline of a worker, or until `end`. Take what
+        was said, and kill the workers that are past their deadlines."""
         late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
-        for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
-            self._take_message(key.data)
+        with suppress(Empty):
+            self._take(*self._arrived.get(timeout=max(0.0, min(end, late) - time.monotonic())))
+            while True:
+                self._take(*self._arrived.get_nowait())
         for worker in [
             worker for worker in self._workers if worker.deadline and time.monotonic() >= worker.deadline
         ]:
@@ -204,17 +204,17 @@ class Workers:
                 else f"was not ready after {_START_S:g} s",
             )
 
-    def _take_message(self, worker: "_Worker") -> None:
-        if not worker.read():
-            self._on_worker_exit(worker, _ending(self._drop(worker, 1.0), self.timeout_s))
+    def _take(self, worker: "_Worker", message: Message | None) -> None:
+        if worker not in self._workers:
             return
-        message = worker.message()
         if message is None:
+            self._take_end(worker)
             return
-        if not isinstance(message, dict) or len(message) != 1:
-            self._lose(worker, "answered what is no answer")
+        try:
+            ((kind, said),) = msgspec.msgpack.decode(message.head, type=dict[str, Any]).items()
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+            self._lose(worker, _NO_ANSWER)
             return
-        ((kind, said),) = message.items()
         if kind == "error":
             self._drop(worker)
             raise OracleError(str(said))
@@ -224,9 +224,19 @@ class Workers:
             worker.is_ready = True
             worker.about = said
             worker.deadline = 0.0
-        elif worker.ticket is not None:
-            self._done.append((worker.ticket, Outcome(said)))
-            worker.ticket, worker.deadline = None, 0.0
+        elif worker.in_progress is not None:
+            self._done.append((worker.in_progress.ticket, Outcome(said)))
+            worker.in_progress, worker.deadline = None, 0.0
+
+    def _take_end(self, worker: "_Worker") -> None:
+        """Take the end of a worker's connection."""
+        call = worker.in_progress
+        if call is not None and not _was_sent(call):  # it ended while it had no call
+            self._waiting.appendleft((call.ticket, call.message))
+            worker.in_progress = None
+        has_ended = worker.process.ends_within(_EXIT_S)
+        code = self._drop(worker)
+        self._on_worker_exit(worker, self._ending(code) if has_ended else _NO_ANSWER)
 
     def _lose(self, worker: "_Worker", failure: str) -> None:
         """Kill a worker that can no longer be used, and record its call as failed."""
@@ -244,125 +254,76 @@ class Workers:
                 f"a worker for {self.target} {failure} while it was started; its message stands above, "
                 "repair what it loads"
             )
-        if worker.ticket is not None:
-            self._done.append((worker.ticket, Outcome(None, failure)))
+        if worker.in_progress is not None:
+            self._done.append((worker.in_progress.ticket, Outcome(None, failure)))
 
-    def _drop(self, worker: "_Worker", patience: float = 0.0) -> int:
-        self._selector.unregister(worker.output)
+    def _ending(self, code: int) -> str:
+        return f"ran past {self.timeout_s:g} s" if code == -signal.SIGALRM else ending(code)
+
+    def _drop(self, worker: "_Worker") -> int:
         self._workers.remove(worker)
-        return worker.end(patience)
+        return worker.process.end()
+
+
+class _Call(NamedTuple):
+    """A call in progress.
+
+    Attributes:
+        sent: is done when the message was sent.
+    """
+
+    ticket: str
+    message: bytes
+    sent: "Future[None]"
+
+
+def _was_sent(call: _Call) -> bool:
+    with suppress(FutureTimeoutError):
+        return call.sent.exception(_SENT_S) is None
+    return False
 
 
 class _Worker:
     """One worker process. It makes the function that the pool is for, and then serves calls of it.
 
+    Args:
+        arrived: gets what it says, and None when its connection ends.
+
     Attributes:
         is_ready: True if the worker has made the function.
         about: the attribute `about` of the function; None before the worker is ready.
-        ticket: ticket of the call in progress; None if there is none.
+        in_progress: None if there is no call.
         deadline: time at which the worker is killed, in seconds of `time.monotonic`; 0.0 means no deadline.
     """
 
-    def __init__(self, order: Mapping[str, Any]):
-        kept = (
-            {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-            if order["is_confined"]
-            else dict(os.environ)
-        )
-        package = str(Path(__file__).parent.parent.parent)
-        one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "oat.plugins.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if order["is_confined"] else None,
-            env={**kept, **one, "PYTHONPATH": package},
-            cwd=start(),
-            process_group=0,  # processes that the worker starts are killed with it
-        )
-        assert self.process.stdin is not None, "a pipe was asked for"
-        assert self.process.stdout is not None, "a pipe was asked for"
-        self.input, self.output = self.process.stdin, self.process.stdout
-        os.set_blocking(self.output.fileno(), False)
-        self.is_ready, self._heard = False, bytearray()
+    def __init__(self, order: Mapping[str, Any], arrived: "SimpleQueue[tuple[_Worker, Message | None]]"):
+        is_confined = order["is_confined"]
+        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        nothing = os.open(os.devnull, os.O_WRONLY) if is_confined else None
+        try:
+            self.process = Child(
+                "oat.plugins.isolated_side:serve",
+                order,
+                lambda message: arrived.put((self, message)),
+                environment=on_one_thread(kept if is_confined else os.environ),
+                output=nothing,
+                most=_MAX_BYTES,
+            )
+        finally:
+            if nothing is not None:
+                os.close(nothing)
+        self.is_ready = False
         self.about: Any = None
-        self.ticket: str | None = None
+        self.in_progress: _Call | None = None
         self.deadline = time.monotonic() + _START_S
-        with suppress(OSError):  # if the worker has ended, `read` returns False
-            self._write(frame(order))
 
     def call(self, ticket: str, message: bytes, seconds: float) -> None:
-        """Send a call to the worker.
-
-        Raises:
-            OSError: the worker has ended.
-        """
-        self._write(message)
-        self.ticket, self.deadline = ticket, time.monotonic() + _GRACE * seconds + 0.1
-
-    def read(self) -> bool:
-        """Read the bytes that the worker has written. Return False if its output has ended."""
-        with suppress(BlockingIOError):
-            said = os.read(self.output.fileno(), 2**20)
-            self._heard += said
-            return bool(said)
-        return True
-
-    def message(self) -> Any:
-        """Return the next message of the worker; None if the message is incomplete. If the bytes are not a
-        valid message, return a value that is not a dict."""
-        if len(self._heard) < HEADER.size:
-            return None
-        (size,) = HEADER.unpack_from(self._heard)
-        if size > _MAX_BYTES:
-            return size
-        if len(self._heard) < HEADER.size + size:
-            return None
-        body = bytes(self._heard[HEADER.size : HEADER.size + size])
-        del self._heard[: HEADER.size + size]
-        try:
-            return msgspec.msgpack.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return body
-
-    def end(self, patience: float = 0.0) -> int:
-        """Kill the worker and the processes that it started, and wait until the worker has ended.
-
-        Args:
-            patience: seconds to wait for the worker to end by itself before it is killed.
-
-        Returns:
-            The exit code, or minus the number of the signal that ended the worker.
-        """
-        end = time.monotonic() + patience
-        while (
-            time.monotonic() < end
-            and os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        ):
-            time.sleep(0.002)
-        with suppress(ProcessLookupError, PermissionError):
-            # kill the group before `wait`: afterwards, a new group may have the same number
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with suppress(OSError):
-            self.input.close()
-        self.output.close()
-        return self.process.wait()
-
-    def _write(self, message: bytes) -> None:
-        self.input.write(message)
-        self.input.flush()
+        """Send a call to the worker."""
+        self.in_progress = _Call(ticket, message, self.process.link.send(message))
+        self.deadline = time.monotonic() + _GRACE * seconds + 0.1
 
 
-def _ending(code: int, seconds: float) -> str:
-    if code == -signal.SIGALRM:
-        return f"ran past {seconds:g} s"
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended its process (exit code {code})"
-
-
-def _end_all(workers: list[_Worker], owner: int) -> None:
-    if os.getpid() == owner:  # a forked child must not end the parent's workers
-        for worker in workers:
-            worker.end()
-        workers.clear()
+def _end_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.end()
+    workers.clear()

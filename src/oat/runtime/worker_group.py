@@ -212,7 +212,7 @@ class WorkerGroup:
         while not (self._standbys or self._is_closed or self.launcher.room):
             if time.monotonic() > until:
                 raise ActorError(
-                    f"{lost}; the cluster has no room for another process in its place. The run continues "
+                    f"{lost}; there is no room for another process in its place. The run continues "
                     "with the same command, when there is room"
                 )
             time.sleep(_PAUSE_S)

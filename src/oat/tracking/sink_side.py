@@ -1,10 +1,9 @@
-"""The process in which a sink runs. `child.py` starts the process and may kill it.
+"""The side of a sink: the process in which it runs. `sink_process.py` starts the process and may kill it.
 
 Why a process: a sink's library may hang, crash, print, exit or start other processes. In a thread of
 training, each of these would disturb training.
 
-Messages: training sends frames on stdin (`plugins/child.py` defines them). The first frame holds the sink,
-its options and the run; each later frame is a row. This process writes these to stdout:
+Messages: each message from training is a row; an empty one says that no row follows. This process sends
 
     {"next": step}      the sink has all rows before this step
     {"failed": text}    the sink raised an error; no further message follows
@@ -12,11 +11,10 @@ its options and the run; each later frame is a row. This process writes these to
 
 The process writes all other output to `RUN/sinks/NAME.log`.
 
-End: this process ignores SIGTERM and Ctrl-C. When its input ends, because training has ended or was killed,
-the sink takes the rows that have arrived, and is closed. If this takes too long, the process kills itself.
-The sink's process of a continued run waits for this process to end. Processes that the library started are
-found by a mark in their environment (`leftovers.py`) and killed; wandb's process, for example, leaves the
-session.
+End: this process ignores SIGTERM and Ctrl-C. When its connection ends, because training has ended or was
+killed, the sink takes the rows that have arrived, and is closed. If this takes too long, the process kills
+itself. The sink's process of a continued run waits for this process to end. What the library has started ends
+with this process (`processes/guard.py`); wandb's process, for example, leaves the session.
 
 State: `RUN/sinks/NAME.json` has the run's id in the sink and the step of the next row. This step is moved
 forward before the sink gets a row, and is moved back if the sink raises. So if this process is killed while
@@ -24,60 +22,49 @@ the sink takes a row, the row may be missing in the sink. The opposite order cou
 service can remove a point.
 """
 
-import atexit
 import fcntl
 import json
 import os
-import shutil
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from threading import Thread
+from typing import Any
+
+import msgspec
 
 from oat.errors import escape_streams
 from oat.files import parse_json
-from oat.plugins.child import frame, read_frame
 from oat.plugins.loading import load_symbol
+from oat.processes.pipe import Pipe
 from oat.tracking.base import Opening, Row
-from oat.tracking.leftovers import end_all_marked
 
+NO_MORE = b""
+"""The message that no row follows."""
 _CALL_S = 600
 """Seconds that a call of the sink may take. Afterwards, the kernel ends this process, even if the sink's code
 never returns to Python."""
 
 
-def main() -> None:
-    """Run a sink in this process. The training process writes to its stdin, and reads from its stdout."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # these are for training; stdin ends with it
-    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    escape_streams()
-    order = read_frame(asked)
-    if order is None:
-        return
-    sys.path[:] = order["path"]
-    atexit.register(_leave_nothing, order)  # registered first, so it runs last
-    rows: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_hear, args=(asked, rows, order), daemon=True).start()
-    serve(order, rows, told)
+def after_training_s(wait_s: float) -> float:
+    """Return how many seconds the process of a sink may go on when training has ended without it."""
+    return 1.5 * wait_s + 2.0
 
 
-def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) -> None:
+def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
     """Open a sink, give it the rows of its run, and close it.
 
     Args:
-        order: the first frame.
-        rows: queue of the frames that hold rows; None follows the last frame.
-        told: stream on which this process reports its progress to the training process.
+        order: what `SinkProcess` was given.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # these are for training, with which the connection ends
+    escape_streams()
+    rows: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_hear, args=(pipe, rows, order), daemon=True).start()
     doing = "be opened"
     try:
         with _alone(Path(order["state"]).with_suffix(".lock")):
@@ -97,14 +84,14 @@ def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) ->
                     except BaseException:
                         state.take_back(row.step)
                         raise
-                _tell(told, {"next": row.step + 1})
+                _tell(pipe, {"next": row.step + 1})
             doing = "be closed"
             with _limited():
                 sink.close()
     except BaseException as error:  # a library may also call `sys.exit`
-        _tell(told, {"failed": f"could not {doing}: {type(error).__name__}: {error}"[:2000]})
+        _tell(pipe, {"failed": f"could not {doing}: {type(error).__name__}: {error}"[:2000]})
         return
-    _tell(told, {"closed": True})
+    _tell(pipe, {"closed": True})
 
 
 class State:
@@ -209,28 +196,19 @@ def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
                     yield record
 
 
-def _hear(asked: BinaryIO, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
-    """Read rows from training and put them into the queue, until the input ends. Then wait 1.5 `wait_s` + 2
-    seconds, and kill this process if it has not ended by itself."""
-    with suppress(Exception):
-        while (message := read_frame(asked)) is not None:
-            rows.put(message)
+def _hear(pipe: Pipe, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
+    """Put the rows that arrive into the queue, and None when no more follow. When the connection has ended,
+    give this process the time that it has left, and kill it."""
+    with suppress(EOFError, OSError):
+        while (message := bytes(pipe.receive().head)) != NO_MORE:
+            rows.put(msgspec.msgpack.decode(message))
+        rows.put(None)
+        pipe.receive()
     rows.put(None)
-    time.sleep(1.5 * order["wait_s"] + 2.0)
-    _leave_nothing(order)
-    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(after_training_s(order["wait_s"]))
+    os.killpg(0, signal.SIGKILL)
 
 
-def _leave_nothing(order: Mapping[str, Any]) -> None:
-    shutil.rmtree(order["scratch"], ignore_errors=True)
-    end_all_marked(order["mark"])
-
-
-def _tell(file: BinaryIO, message: dict[str, Any]) -> None:
+def _tell(pipe: Pipe, message: Mapping[str, Any]) -> None:
     with suppress(OSError):  # training has ended
-        file.write(frame(message))
-        file.flush()
-
-
-if __name__ == "__main__":
-    main()
+        pipe.send(msgspec.msgpack.encode(message))

@@ -7,32 +7,30 @@ remaining rows; then its processes are killed.
 """
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-import uuid
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 from oat.config.secrets import Hider
 from oat.errors import printable, warn
-from oat.files import absolute, start
-from oat.plugins.child import HEADER, frame
-from oat.tracking.leftovers import VARIABLE, end_all_marked
+from oat.files import absolute
+from oat.processes.pipe import Message
+from oat.processes.spawn import Child, ending, on_one_thread
+from oat.tracking.sink_side import NO_MORE, after_training_s
 
 _MOST_ROWS, _MOST_BYTES = 10_000, 64 * 2**20
 """Limits on the number of rows that a sink has not taken yet, and on their size in bytes."""
 _TICK_S = 0.02
+_EXIT_S = 1.0
+"""Time in seconds that a process whose connection has ended may take to end."""
 _SHOWN = 300
 """Largest number of characters of a sink's error that the warning shows."""
 
@@ -69,13 +67,13 @@ class SinkProcess:
     def __init__(self, sink: Described, folder: Path, config: Mapping[str, Any]):
         self.sink, self.folder = sink, absolute(folder)
         self._hider = Hider(config)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._scratch, self._mark = "", ""
-        self._pending, self._heard = bytearray(), bytearray()
+        self._process: Child | None = None
+        self._mark = ""
+        self._arrived = SimpleQueue[Message | None]()
         self._given: deque[tuple[int, int]] = deque()
         self._lag = 0
         self._next = 0
-        self._is_closed = False
+        self._has_all = self._is_closed = False
 
     def open(self, kept: int) -> None:
         """Start the sink's process. If the sink lacks earlier rows of the run, the process first gives it
@@ -86,44 +84,34 @@ class SinkProcess:
                 `metrics.jsonl`.
         """
         sink, place = self.sink, self.folder / "sinks"
-        self._mark = uuid.uuid4().hex
-        try:
-            place.mkdir(exist_ok=True)
-            self._scratch = tempfile.mkdtemp(prefix="oat-sink-")
-            with (place / f"{sink.key}.log").open("wb") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "oat.tracking.process"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=self._environment(),
-                    cwd=start(),
-                    process_group=0,  # then Ctrl-C in a terminal reaches training only
-                )
-        except OSError as error:
-            self._fail(f"could not be started: {error}")
-            return
-        _open.add(self)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None, "pipes were asked for"
-            os.set_blocking(pipe.fileno(), False)
         order = {
             "sink": sink.symbol,
             "options": dict(sink.options),
             "place": dict(sink.place),
             "samples": sink.samples,
             "wait_s": sink.wait_s,
-        }
-        order |= {
             "folder": str(self.folder),
             "state": str(place / f"{sink.key}.json"),
-            "scratch": self._scratch,
-            "mark": self._mark,
+            "config": self._hider.tree,
+            "kept": kept,
+            "now": time.time(),
         }
-        self._pending += frame(
-            {**order, "config": self._hider.tree, "kept": kept, "now": time.time(), "path": sys.path}
-        )
-        self._pump()
+        try:
+            place.mkdir(exist_ok=True)
+            scratch = tempfile.mkdtemp(prefix="oat-sink-")
+            with (place / f"{sink.key}.log").open("wb") as log:
+                self._process = Child(
+                    "oat.tracking.sink_side:serve",
+                    order,
+                    self._arrived.put,
+                    environment=on_one_thread({**os.environ, "TMPDIR": scratch}),
+                    output=log.fileno(),
+                    lingers_s=after_training_s(sink.wait_s),
+                    folder=scratch,
+                )
+            self._mark = self._process.mark
+        except OSError as error:
+            self._fail(f"could not be started: {error}")
 
     def row(self, step: int, metrics: str, samples: Sequence[str]) -> None:
         """Send a row to the sink.
@@ -135,11 +123,11 @@ class SinkProcess:
         if self._process is None:
             return
         texts = [self._hider.text(line) for line in samples] if self.sink.samples else []
-        message = frame({"metrics": metrics, "samples": texts, "seconds": time.time()})
-        self._pending += message
+        message = msgspec.msgpack.encode({"metrics": metrics, "samples": texts, "seconds": time.time()})
+        self._process.link.send(message)
         self._given.append((step, len(message)))
         self._lag += len(message)
-        self._pump()
+        self._take_arrived()
         if self._process is not None and (len(self._given) > _MOST_ROWS or self._lag > _MOST_BYTES):
             self._fail(
                 f"has not taken the row of step {self._given[0][0]} yet, and {len(self._given):,} rows wait"
@@ -152,78 +140,34 @@ class SinkProcess:
         Args:
             since: time at which the last row was sent, in seconds of `time.monotonic`.
         """
-        if self._process is not None:
-            self._pump()
+        self._take_arrived()
         if self._process is None:
             return True
-        if not self._pending and self._process.stdin is not None:
-            self._process.stdin.close()
+        if not self._has_all:
+            self._has_all = True
+            self._process.link.send(NO_MORE)
         is_late = time.monotonic() - since > self.sink.wait_s
         if is_late and not self._is_closed:
             self._fail(f"was not done {self.sink.wait_s:g} s after the last row (its wait_s)")
-        return is_late or (self._is_closed and self._process is not None and self._process.poll() is not None)
+        return is_late or (self._is_closed and self._process is not None and self._process.has_ended)
 
     def end(self) -> None:
         """Kill the sink's process and the processes that it started, and remove its temporary folder."""
         process, self._process = self._process, None
         if process is not None:
-            _open.discard(self)
-            if process.poll() is None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
-            process.wait()
-            end_all_marked(self._mark)
-        if self._scratch:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            process.end()
 
-    def let_go(self) -> None:
-        """Close the pipes to the sink's process. A forked child calls this, because it must not keep the
-        pipes open."""
-        process, self._process = self._process, None
-        for pipe in (process.stdin, process.stdout) if process is not None else ():
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-
-    def _environment(self) -> dict[str, str]:
-        one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")}
-        package = str(Path(__file__).parent.parent.parent)
-        return {**os.environ, **one, "PYTHONPATH": package, "TMPDIR": self._scratch, VARIABLE: self._mark}
-
-    def _pump(self) -> None:
-        """Write to the process and read from it, as far as this is possible without waiting."""
-        assert self._process is not None, "it runs"
-        reading, writing = self._process.stdout, self._process.stdin
-        assert reading is not None, "pipes were asked for"
-        if writing is not None and not writing.closed:
-            with suppress(BlockingIOError, BrokenPipeError):  # a dead process is seen below
-                while self._pending:
-                    del self._pending[: os.write(writing.fileno(), memoryview(bytes(self._pending[: 2**16])))]
-        is_over = False
-        with suppress(BlockingIOError):
-            while not is_over:
-                said = os.read(reading.fileno(), 2**16)
-                self._heard += said
-                is_over = not said
-        while self._process is not None and (message := self._message()) is not None:
-            self._take(message)
-        if is_over and self._process is not None and not self._is_closed:
-            self._fail(f"lost its process ({_ending(self._process.wait())})")
-
-    def _message(self) -> dict[str, Any] | None:
-        if len(self._heard) < HEADER.size:
-            return None
-        (size,) = HEADER.unpack_from(self._heard)
-        if len(self._heard) < HEADER.size + size:
-            return None
-        body = bytes(self._heard[HEADER.size : HEADER.size + size])
-        del self._heard[: HEADER.size + size]
-        message: dict[str, Any] = msgspec.msgpack.decode(body)
-        return message
+    def _take_arrived(self) -> None:
+        if self._process is not None and self._process.link.is_anothers:
+            self._process = None
+        with suppress(Empty):
+            while self._process is not None:
+                message = self._arrived.get_nowait()
+                if message is not None:
+                    self._take(msgspec.msgpack.decode(message.head))
+                elif not self._is_closed:
+                    self._process.ends_within(_EXIT_S)
+                    self._fail(ending(self._process.end()))
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "failed" in message:
@@ -254,20 +198,3 @@ def finish_all(sinks: Sequence[SinkProcess]) -> None:
     finally:
         for sink in sinks:
             sink.end()
-
-
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-_open: "weakref.WeakSet[SinkProcess]" = weakref.WeakSet()
-"""The sinks of this process whose processes are running."""
-
-
-def _let_go() -> None:
-    for sink in list(_open):
-        sink.let_go()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
