@@ -66,6 +66,12 @@ SUBSTITUTES: dict[str, dict[str, Any]] = {
         "evaluation.path": "inputs/sums.jsonl",
         "compute": {"threads": 1},
     },
+    "grpo_processes": {
+        "prompts.path": "inputs/sums.jsonl",
+        "oracle": {"name": "inputs/reward.py:reward"},
+        "evaluation.path": "inputs/sums.jsonl",
+        "compute": {"threads": 1},
+    },
     "dpo_ray": {
         "prompts.path": "inputs/sums.jsonl",
         "oracle": {"name": "inputs/reward.py:reward"},
