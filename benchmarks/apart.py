@@ -1,13 +1,15 @@
-"""What it costs that actors work in processes of their own, on a Ray cluster (`compute.runtime: ray`).
+"""What it costs that actors work in processes of their own: of this machine (`compute.runtime: processes`),
+or of a Ray cluster (`ray`).
 
     python benchmarks/apart.py [--size 50M] [--repetitions 5]
 
 The cluster is one of this machine, which begins and ends with its run. Models have random weights, and
-`engine.deterministic` is set. One process makes the runs on Ray, another one the local run, and they take
-turns; so the local run too is measured beside the processes of a cluster, which then wait.
+`engine.deterministic` is set. Each kind of run is made by a process of its own, and they take turns; so the
+local run too is measured beside the processes of the others, which then wait.
 
 * `steps`: the seconds of a step of GRPO with one actor, and of the local run. A turn is one step or several.
-  Both runs make equally many steps, and must have equal digests.
+  All runs make equally many steps, and must have equal digests.
+* `starts`: the seconds in which one actor starts, from the call that starts it to its first reply.
 * `transfer`: the seconds in which all actors get new weights, with both proofs that read them back
   (`learner.weights_proof`), and those of a broadcast: as many bytes, in as many calls, through the same
   processes. Nothing encodes, checks or loads these bytes.
@@ -39,14 +41,17 @@ OF_KILL = 30
 """Steps in which an actor is killed."""
 
 
+RUNTIMES = ("processes", "ray")
+
+
 def steps(size: str, repetitions: int, count: int) -> dict[str, Any]:
-    """Return the seconds of a step on Ray and of the local runtime, and their ratio.
+    """Return the seconds of a step of each runtime, and the ratios to the local one.
 
     Args:
         size: of the model; see `sides/apart_side.py`.
         count: steps of a turn.
     """
-    clusters = {"ray": {"runtime": "ray"}, "local": {}}
+    clusters = {**{runtime: {"runtime": runtime} for runtime in RUNTIMES}, "local": {}}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         sides = {name: stack.enter_context(Side(sys.executable, "apart_side.py")) for name in clusters}
@@ -62,14 +67,33 @@ def steps(size: str, repetitions: int, count: int) -> dict[str, Any]:
         digests = [side.ask("digest") for side in sides.values()]
     return {
         "seconds": {name: median(values) for name, values in took.items()},
-        **_ratio(took["ray"], took["local"]),
-        "same_digests": digests[0] == digests[1],
+        "ratios": {runtime: _ratio(took[runtime], took["local"]) for runtime in RUNTIMES},
+        "same_digests": all(digest == digests[-1] for digest in digests),
         "settings": {"oat": {"steps": count}},
         "versions": versions,
     }
 
 
-def transfer(size: str, repetitions: int, actors: int) -> dict[str, Any]:
+def starts(repetitions: int) -> dict[str, Any]:
+    """Return the seconds in which an actor starts in each runtime, and the ratio of ours to Ray's."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        sides = {name: stack.enter_context(Side(sys.executable, "apart_side.py")) for name in RUNTIMES}
+        sides["ray"].ask("make", folder=folder, size="tiny")
+        for name, side in sides.items():
+            versions = _begin(side, folder, "tiny", name, {"runtime": name, "actors": 1}, LAST)
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(repetitions):
+            for name, side in sides.items():
+                took[name].append(side.ask("started")["seconds"])
+    return {
+        "seconds": {name: median(values) for name, values in took.items()},
+        **_ratio(took["processes"], took["ray"]),
+        "settings": {"oat": {}},
+        "versions": versions,
+    }
+
+
+def transfer(size: str, repetitions: int, actors: int, runtime: str) -> dict[str, Any]:
     """Return the seconds of a broadcast and of a transfer with each proof, and the ratios of the transfers to
     the broadcast."""
     ways: dict[str, dict[str, Any]] = {
@@ -78,7 +102,7 @@ def transfer(size: str, repetitions: int, actors: int) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as folder, Side(sys.executable, "apart_side.py") as side:
         side.ask("make", folder=folder, size=size)
-        versions = _begin(side, folder, size, "ray", {"runtime": "ray", "actors": actors}, LAST)
+        versions = _begin(side, folder, size, runtime, {"runtime": runtime, "actors": actors}, LAST)
         answers: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         for repetition in range(repetitions + 1):
             for way, command in ways.items():
@@ -89,17 +113,17 @@ def transfer(size: str, repetitions: int, actors: int) -> dict[str, Any]:
         "bytes": answers["all"][0]["bytes"],
         "seconds": {way: median(values) for way, values in took.items()},
         "ratios": {proof: _ratio(took[proof], took["broadcast"]) for proof in ("sample", "all")},
-        "settings": {"oat": {"actors": actors}},
+        "settings": {"oat": {"runtime": runtime, "actors": actors}},
         "versions": versions,
     }
 
 
-def kills(size: str, repetitions: int, standby: int, count: int) -> dict[str, Any]:
+def kills(size: str, repetitions: int, standby: int, count: int, runtime: str) -> dict[str, Any]:
     """Return by how many seconds `count` steps take longer if an actor is killed in them: the median, and the
     least and the greatest difference."""
     with tempfile.TemporaryDirectory() as folder, Side(sys.executable, "apart_side.py") as side:
         side.ask("make", folder=folder, size=size)
-        versions = _begin(side, folder, size, "ray", {"runtime": "ray", "standby": standby}, LAST)
+        versions = _begin(side, folder, size, runtime, {"runtime": runtime, "standby": standby}, LAST)
         side.ask("steps", count=WARM_UP)
         pairs = []
         for _ in range(repetitions):
@@ -110,7 +134,7 @@ def kills(size: str, repetitions: int, standby: int, count: int) -> dict[str, An
         "cost": median(costs),
         "spread": (min(costs), max(costs)),
         "seconds": median(without for _, without in pairs),
-        "settings": {"oat": {"standby": standby, "steps": count}},
+        "settings": {"oat": {"runtime": runtime, "standby": standby, "steps": count}},
         "versions": versions,
     }
 
@@ -118,24 +142,30 @@ def kills(size: str, repetitions: int, standby: int, count: int) -> dict[str, An
 def rows(repetitions: int) -> Iterator[list[str]]:
     """Yield the rows of the table, and its head before them."""
     yield ["what", "seconds: apart, compared with", "apart / compared with", "target", "digests", "with"]
-    for size, count, target in (("50M", 1, "1.10"), ("quickstart", 10, "1.25")):
+    for size, count, targets in (("50M", 1, ("1.05", "1.10")), ("quickstart", 10, ("1.25", "1.25"))):
         row = steps(size, repetitions, count)
         seconds, same = row["seconds"], "equal" if row["same_digests"] else "differ"
-        both = f"{seconds['ray']:.2f}, {seconds['local']:.2f}"
-        yield [f"a step, {size}: Ray, local", both, _shown(row), f"at most {target}", same, _with(row)]
-    for actors in (1, 2):
-        row = transfer("50M", OF_TRANSFERS, actors)
+        for (runtime, ratio), target in zip(row["ratios"].items(), targets, strict=True):
+            both = f"{seconds[runtime]:.2f}, {seconds['local']:.2f}"
+            what = f"a step, {size}: `{runtime}`, `local`"
+            yield [what, both, _shown(ratio), f"at most {target}", same, _with(row)]
+    row = starts(repetitions)
+    both = f"{row['seconds']['processes']:.2f}, {row['seconds']['ray']:.2f}"
+    yield ["an actor starts: `processes`, `ray`", both, _shown(row), "at most 0.5", "", _with(row)]
+    for runtime, actors in (("processes", 1), ("processes", 2), ("ray", 2)):
+        row = transfer("50M", OF_TRANSFERS, actors, runtime)
         for proof, ratio in row["ratios"].items():
             both = f"{row['seconds'][proof]:.3f}, {row['seconds']['broadcast']:.3f}"
             what = f"new weights ({row['bytes'] / 1e6:.0f} MB), proof `{proof}`: transfer, broadcast"
             target = "at most 1.3" if proof == "sample" else ""
             yield [what, both, _shown(ratio), target, "", _with(row)]
-    for standby, target in ((1, "at most 2 s more"), (0, "")):
-        row = kills("quickstart", repetitions, standby, OF_KILL)
+    for runtime, standby in (("processes", 1), ("processes", 0), ("ray", 1)):
+        row = kills("quickstart", repetitions, standby, OF_KILL, runtime)
         least, greatest = row["spread"]
         what = f"{OF_KILL} steps, quickstart, {standby} standby: an actor is killed, none is"
         both = f"{row['seconds'] + row['cost']:.1f}, {row['seconds']:.1f}"
-        yield [what, both, f"{row['cost']:.1f} s more ({least:.1f}-{greatest:.1f})", target, "", _with(row)]
+        shown, target = f"{row['cost']:.1f} s more ({least:.1f}-{greatest:.1f})", "at most 2 s more"
+        yield [what, both, shown, target if standby else "", "", _with(row)]
 
 
 def _shown(row: Mapping[str, Any]) -> str:
@@ -176,10 +206,12 @@ def main() -> None:
     options = parser.parse_args()
     size, repetitions = options.size, options.repetitions
     print(json.dumps(steps(size, repetitions, 1 if size == "50M" else 10)), flush=True)
-    for actors in (1, 2):
-        print(json.dumps(transfer(size, OF_TRANSFERS, actors)), flush=True)
-    for standby in (1, 0):
-        print(json.dumps(kills("quickstart", repetitions, standby, OF_KILL)), flush=True)
+    print(json.dumps(starts(repetitions)), flush=True)
+    for runtime in RUNTIMES:
+        for actors in (1, 2):
+            print(json.dumps(transfer(size, OF_TRANSFERS, actors, runtime)), flush=True)
+        for standby in (1, 0):
+            print(json.dumps(kills("quickstart", repetitions, standby, OF_KILL, runtime)), flush=True)
 
 
 if __name__ == "__main__":

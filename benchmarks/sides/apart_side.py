@@ -1,4 +1,4 @@
-"""The side of `oat` in `benchmarks/apart.py`: runs of GRPO, with actors on Ray or without."""
+"""The side of `oat` in `benchmarks/apart.py`: runs of GRPO, in one process or in several."""
 
 import json
 import os
@@ -91,6 +91,18 @@ def steps(count: int, seed: int = 0) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begin, "steps": count, "parts": parts}
 
 
+def started(seed: int = 0) -> dict[str, Any]:
+    """Start a further process as an actor is started, and return the seconds until it has answered a first
+    call. Then end it."""
+    launcher = held["run"].collector.actor.crew.launcher
+    begin = time.perf_counter()
+    remote = launcher.start("actor 99")
+    remote.call("prepare", b"\xff")()  # no call: it says so
+    seconds = time.perf_counter() - begin
+    remote.close()
+    return {"seconds": seconds}
+
+
 def killed(count: int, after: float | None, seed: int = 0) -> dict[str, Any]:
     """Make steps when all processes are ready, and return their seconds.
 
@@ -166,6 +178,7 @@ if __name__ == "__main__":
             "make": make,
             "train": train_,
             "steps": steps,
+            "started": started,
             "killed": killed,
             "transfer": transfer,
             "broadcast": broadcast,

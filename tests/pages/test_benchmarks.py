@@ -296,14 +296,16 @@ def test_explore_cost() -> None:
 
 @pytest.mark.slow(instead="tests/processes/test_ray.py", seconds=40)
 def test_apart() -> None:
-    """The run on Ray has the digests of the local run, and an actor that is killed is replaced."""
+    """Runs with actors have the digests of the local run, and an actor that is killed is replaced."""
     import apart
 
     row = apart.steps("tiny", 1, 2)
     assert row["same_digests"]
     assert min(row["seconds"].values()) > 0
-    row = apart.transfer("tiny", 1, 2)
-    assert row["bytes"] > 100_000
-    assert row["seconds"].keys() == {"broadcast", "sample", "all"}
-    row = apart.kills("tiny", 1, 1, 3)
+    assert apart.starts(1)["ratio"] > 0
+    for runtime in apart.RUNTIMES:
+        row = apart.transfer("tiny", 1, 2, runtime)
+        assert row["bytes"] > 100_000
+        assert row["seconds"].keys() == {"broadcast", "sample", "all"}
+    row = apart.kills("tiny", 1, 1, 3, "processes")
     assert row["spread"][0] == row["cost"] == row["spread"][1]

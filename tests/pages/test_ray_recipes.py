@@ -1,4 +1,4 @@
-"""The recipes of runs on a Ray cluster work as the tour shows them, from the folder of a quickstart."""
+"""The recipes of runs with several processes work as the tour shows them, from the folder of a quickstart."""
 
 import re
 import shlex
@@ -13,15 +13,15 @@ from oat.quickstart.task import build_model, build_task, build_tokenizer, superv
 
 ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
-LINES = re.findall(r"^oat (train configs/\w+_ray\.yaml.*)$", TOUR, flags=re.MULTILINE)
+LINES = re.findall(r"^oat (train configs/\w+_(?:ray|processes)\.yaml.*)$", TOUR, flags=re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo", "dpo"])
-def test_a_recipe_on_a_cluster_is_the_run_without_one(
+@pytest.mark.parametrize("name", ["grpo_ray", "dpo_ray", "grpo_processes"])
+def test_a_recipe_is_the_run_in_one_process(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its cluster, the recipe has the same digests. The model is that of the quickstart, which has
+    """In one process, the recipe has the same digests. The model is that of the quickstart, which has
     learned for a short time."""
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
@@ -30,10 +30,10 @@ def test_a_recipe_on_a_cluster_is_the_run_without_one(
     lm = build_model(tokenizer := build_tokenizer(), 0)
     supervise(lm, tokenizer, task.demonstrations)
     save_lm(lm, tokenizer, str(start))
-    (line,) = {line for line in LINES if f"/{name}_ray.yaml" in line}
+    (line,) = {line for line in LINES if f"/{name}.yaml" in line}
     words = [*shlex.split(line, comments=True), "--stop.max_steps", "3"]
     digests = []
-    for where, flags in {"cluster": [], "local": ["--compute", "{threads: 1}"]}.items():
+    for where, flags in {"apart": [], "local": ["--compute", "{threads: 1}"]}.items():
         assert oat(*words, *flags, "--run_dir", tmp_path / where) == 0
         digests.append(digest_run(tmp_path / where))
     assert digests[0] == digests[1]

@@ -148,7 +148,18 @@ def test_what_a_kill_costs_is_what_the_fault_table_says() -> None:
     )
 
 
-OWN_TESTS = ("stories", "dpo_remote", "dpo_judge", "dpo_ray", "grpo_ray", "grpo_processes", "sea_", "ee4llm", "apl", "xpo")
+OWN_TESTS = (
+    "stories",
+    "dpo_remote",
+    "dpo_judge",
+    "dpo_ray",
+    "grpo_ray",
+    "grpo_processes",
+    "sea_",
+    "ee4llm",
+    "apl",
+    "xpo",
+)
 """Recipes that test_stories.py, test_remote_recipe.py, test_judge_runs.py, test_ray_recipes.py and
 test_exploration_recipes.py run."""
 RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith(OWN_TESTS)]

@@ -8,10 +8,10 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from apart_runs import FAMILIES
 from fixtures import Finished, World, checked, oat
 from pretended import pretended_gpu
 from ray_runs import RayStrikes
@@ -19,31 +19,14 @@ from ray_runs import RayStrikes
 from oat.commands.digest import digest_run
 from oat.errors import OatWarning
 
-RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo": ("grpo", {}),
-    "ppo": ("ppo", {}),
-    "rft": ("sft", {"algorithm": {"name": "sft", "prompts": 4, "samples": 4, "threshold": 0.1}}),
-    "xpo": ("xpo", {"algorithm": {"name": "xpo", "prompts": 4}}),
-    "a reward model": (
-        "reward_model",
-        {"algorithm": {"name": "reward_model", "prompts": 4, "samples": 2}, "evaluation": None},
-    ),
-    "dpo": ("dpo", {"learner.sync_every": 2, "learner.weights_proof": "probe"}),
-    "an ensemble": (
-        "dpo",
-        {"explorer": {"name": "ensemble", "samples": 4, "ensemble": {"members": 2, "hidden": 4}}},
-    ),
-}
-"""A run of each family of algorithms."""
-
 
 @pytest.mark.sample("grpo-2", seconds=15)
 @pytest.mark.parametrize("actors", [1, 2, 3])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_run_on_ray_is_the_local_run(
     name: str, actors: int, finished: Finished, world: World, tmp_path: Path
 ) -> None:
-    recipe, changes = RUNS[name]
+    recipe, changes = FAMILIES[name]
     changes = {**changes, "engine.deterministic": True, "engine.threads": 1}
     cluster = {"compute.runtime": "ray", "compute.actors": actors, "compute.actor_cpus": 0.5}
     assert oat("train", world.config(recipe, tmp_path, {**changes, **cluster})) == 0

@@ -26,6 +26,19 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a lagging sampler": ("grpo", {"learner.sync_every": 2}),
 }
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "ppo": ("ppo", {}),
+    "rft": ("sft", {"algorithm": {"name": "sft", "prompts": 4, "samples": 4, "threshold": 0.1}}),
+    "xpo": ("xpo", {"algorithm": {"name": "xpo", "prompts": 4}}),
+    "a reward model": (
+        "reward_model",
+        {"algorithm": {"name": "reward_model", "prompts": 4, "samples": 2}, "evaluation": None},
+    ),
+    "dpo": ("dpo", {"learner.sync_every": 2, "learner.weights_proof": "probe"}),
+    "an ensemble": RUNS["an ensemble"],
+}
+"""A run of each family of algorithms."""
 
 
 @dataclass(frozen=True)

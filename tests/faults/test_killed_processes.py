@@ -1,0 +1,120 @@
+"""R36: any process of a run is killed at any time: the run's own, an actor, the learner, a client, the fork
+server, the guard, a sink, a worker. The run goes on, or the same command continues it, and it ends bitwise
+equal to the unbroken one. Nothing is left."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fixtures import World, oat
+
+from oat.commands.digest import digest_run
+
+OWN = Path(__file__).parents[1] / "support" / "sinks.py"
+KILLS = 50
+MARK = "OAT_TEST_KILLED"
+"""An environment variable that all processes of a run inherit from a test."""
+GONE_S = 60.0
+REWARD = """
+def reward(prompts, completions, **columns):
+    return [len(text) % 7 / 7 for text in completions]
+"""
+APART = {
+    "compute.runtime": "processes",
+    "compute.actors": 2,
+    "compute.actor_cpus": 0.1,
+    "compute.standby": 1,
+    "compute.learner": "actor",
+    "compute.learner_cpus": 0.1,
+    "compute.oracle_clients": 1,
+    "compute.oracle_cpus": 0.1,
+    "compute.max_restarts": 20,
+}
+
+
+def of_test(folder: Path) -> dict[int, str]:
+    """Return the living processes of a test, and what each of them is."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+            if f"{MARK}={folder}\0".encode() in (place / "environ").read_bytes() and state not in "ZX":
+                log = os.readlink(place / "fd" / "1")
+                words = (place / "cmdline").read_bytes().decode().split("\0")
+                named = Path(log).stem if log.endswith(".log") else ""
+                found[int(place.name)] = named or next(
+                    (word for word in words if word.startswith("oat.")), "run"
+                )
+    return found
+
+
+def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> list[str]:
+    """Train by the same command until the run ends, and kill so many processes meanwhile. Return what they
+    were."""
+    struck: list[str] = []
+    metrics = folder / "run" / "metrics.jsonl"
+    for _ in range(20 + 2 * kills):
+        command = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(folder / "run")]
+        with (folder / "log").open("ab") as log:
+            run = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1"},
+            )
+        rows = metrics.read_bytes() if metrics.exists() else b""
+        until = time.monotonic() + 120
+        # also in the start, which is the longest part of a short run
+        while len(struck) < kills and run.poll() is None and time.monotonic() < until:
+            time.sleep(draw.random() * (1.0 if metrics.exists() and metrics.read_bytes() != rows else 8.0))
+            there = of_test(folder)
+            if run.poll() is None and there:
+                kind = draw.choice(sorted({*there.values()}))
+                number = draw.choice([number for number, its in there.items() if its == kind])
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    struck.append(kind)
+        code = run.wait(600)
+        assert code in (0, 1, 2, -signal.SIGKILL), (folder / "log").read_text()
+        until = time.monotonic() + GONE_S
+        while (left := of_test(folder)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert left == {}, struck
+        if code == 0:
+            return struck
+    raise AssertionError(f"the run does not end: {struck}")
+
+
+@pytest.mark.fault("R36")
+@pytest.mark.sample("0", seconds=15)
+@pytest.mark.parametrize("case", range(KILLS // 2))
+def test_any_process_may_be_killed_at_any_time(
+    case: int, world: World, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    changes = {
+        "engine.deterministic": True,
+        "engine.threads": 1,
+        "stop.max_steps": 8,
+        "oracle": {"name": "isolated", "function": f"{tmp_path / 'reward.py'}:reward"},
+        "evaluation": None,
+    }
+    sinks = {"tracking.sinks": [{"name": f"{OWN}:Rows", "wait_s": 5.0}]}
+    (tmp_path / "local").mkdir()
+    assert oat("train", world.config("grpo", tmp_path / "local", changes)) == 0
+    config = world.config("grpo", tmp_path, {**changes, **APART, **sinks})
+    struck = killed_run(config, tmp_path, random.Random(f"killed {case}"), 2)
+    is_equal = digest_run(tmp_path / "run") == digest_run(tmp_path / "local" / "grpo")
+    figure(f"{int(is_equal)} of 1 runs with killed processes equal the unbroken one bitwise")
+    for kind in struck:
+        figure(f"1 of 1 kills: {kind.rstrip('0123456789-')}")
+    assert is_equal, struck
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 8
