@@ -38,6 +38,8 @@ from oat.runtime.transfer import BUCKET_BYTES
 
 IMPORTS = 3 * GB // 10
 """Bytes that a process takes after its imports."""
+FORKED = GB // 10
+"""Bytes of its own that a process takes which was forked after these imports."""
 RAY = 4 * GB // 10
 """Bytes of the broker and of the parts of Ray on one machine."""
 
@@ -49,7 +51,7 @@ class Needs:
     Attributes:
         learner: of the process that learns, which is the run's own unless `compute.learner` is `actor`.
         actor: of one actor.
-        stored: bytes of the weights that the cluster keeps for actors that take the place of lost ones.
+        stored: bytes of the weights that are kept for actors that take the place of lost ones.
         fetched: the most bytes of the learner's tensors that the run's own process has at once, if another
             process learns; otherwise 0.
     """
@@ -80,14 +82,17 @@ class Needs:
             own = self.fetched if is_apart else learner
             return own, f"{size_of(own)} for this process"
         further = compute.oracle_clients
-        beside = f", {size_of(IMPORTS)} for each of {further} without tensors" if further else ""
+        is_forked = compute.runtime == "processes"
+        each, base = (FORKED, IMPORTS) if is_forked else (IMPORTS, RAY)
+        beside = f", {size_of(each)} for each of {further} without tensors" if further else ""
         own = IMPORTS + self.fetched if is_apart else 0
         this = f", {size_of(own)} for this process" if is_apart else ""
+        learns = learner + (each if is_apart else IMPORTS)
         return (
-            own + learner + others * (actor + IMPORTS) + (1 + further) * IMPORTS + RAY + self.stored,
-            f"{size_of(learner + IMPORTS)} for the learner{this}, {size_of(actor + IMPORTS)} for each of "
-            f"{others} that sample{beside}, {size_of(RAY)} for Ray, and {size_of(self.stored)} for weights "
-            "that it keeps",
+            own + learns + others * (actor + each) + further * each + base + self.stored,
+            f"{size_of(learns)} for the learner{this}, {size_of(actor + each)} for each of "
+            f"{others} that sample{beside}, {size_of(base)} for {'what they share' if is_forked else 'Ray'}, "
+            f"and {size_of(self.stored)} for weights that are kept",
         )
 
     def refuse_too_large(self, resolved: Resolved, limit: int, has: str) -> None:
@@ -221,7 +226,7 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Iterator[tuple[str, s
     if compute.standby:
         yield "standbys", f"{compute.standby} with models loaded, which need as much as actors"
     yield (
-        "object store",
+        "object store" if compute.runtime == "ray" else "shared memory",
         f"about {size_of(needs.stored)} of weights, for actors that take the place of lost ones",
     )
     total, text = needs.together(compute)
