@@ -96,7 +96,7 @@ def were_scored_by(weights: Mapping[str, torch.Tensor], asked: list[Question]) -
     model.start_from(weights)
     for question in asked:
         assert question.features is not None
-        rewards_2M = model(torch.from_numpy(question.features)).detach()
+        rewards_2M = model.rewards(torch.from_numpy(question.features)).detach()
         mean = rewards_2M.mean(dim=1).tolist()
         noted = [question.notes["reward_first"], question.notes["reward_second"]]
         if mean != pytest.approx(noted, rel=1e-4, abs=1e-6):

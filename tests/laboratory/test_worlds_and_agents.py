@@ -311,7 +311,7 @@ def test_the_learned_agent_learns_as_the_ensemble_of_a_run(form: Literal["mean",
             items.append(Item(group, asked, Answer(question.key, (1.0,), ("ok",), 1), 0))
         learner.update(objective, objective.prepare(Feedback(step, tuple(items), 0), no_model, generator))
     with torch.no_grad():
-        expected_NM = model(torch.from_numpy(features_BGD.reshape(-1, dim)))
+        expected_NM = model.rewards(torch.from_numpy(features_BGD.reshape(-1, dim)))
     expected_MBG, found_MBG = expected_NM.T.numpy().reshape(4, 2, 5), agent.rewards(features_BGD)
     # the last bias has no gradient but that of rounding, and adds the same to all rewards of a member
     for rewards_MBG in (expected_MBG, found_MBG):

@@ -182,7 +182,7 @@ def test_the_loss_at_strength_one_is_the_posterior(activation: Literal["relu", "
         likelihood_M = torch.zeros(members, dtype=torch.float64)
         for item in items:
             assert item.question.features is not None
-            chosen_M, rejected_M = model(torch.from_numpy(item.question.features).double())
+            chosen_M, rejected_M = model.rewards(torch.from_numpy(item.question.features).double())
             likelihood_M = likelihood_M - torch.log1p(torch.exp(rejected_M - chosen_M))
         slow.append(-(likelihood_M + log_density(model)).mean().item())
     assert losses[1] - losses[0] == pytest.approx(slow[1] - slow[0], rel=1e-9)
@@ -223,7 +223,7 @@ def test_a_given_start_is_what_the_prior_pulls_to(form: PriorForm) -> None:
     model.start_from(given)
     for tensor in given.values():
         tensor.add_(1.0)
-    assert torch.equal(model(features_ND), source(features_ND))
+    assert torch.equal(model.rewards(features_ND), source.rewards(features_ND))
     assert model.prior().item() == 0.0
     move(model, bias1=0.5)
     assert model.prior().item() > 0
@@ -239,10 +239,10 @@ def test_many_candidates_have_the_rewards_of_few(features: int) -> None:
     model = ensemble(features=features, members=5, hidden=320)
     features_ND = torch.randn(700, features, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        rewards_NM = model(features_ND)
-        few_NM = torch.cat([model(some) for some in features_ND.split(350)])
+        rewards_NM = model.rewards(features_ND)
+        few_NM = torch.cat([model.rewards(some) for some in features_ND.split(350)])
     assert rewards_NM.shape == (700, 5)
-    torch.testing.assert_close(rewards_NM, model(features_ND).detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rewards_NM, model.rewards(features_ND).detach(), rtol=0, atol=1e-6)
     torch.testing.assert_close(rewards_NM, few_NM, rtol=0, atol=1e-6)
 
 
@@ -251,11 +251,11 @@ def test_members_are_independent() -> None:
     """If the parameters of one member change, only its rewards do, and only it has a gradient of them."""
     model = moved(ensemble(members=3, hidden=4))
     features_ND = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    before_NM = model(features_ND).detach()
+    before_NM = model.rewards(features_ND).detach()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter[1] += 0.5
-    after_NM = model(features_ND)
+    after_NM = model.rewards(features_ND)
     assert (after_NM[:, [0, 2]] == before_NM[:, [0, 2]]).all()
     assert (after_NM[:, 1] != before_NM[:, 1]).all()
     after_NM[:, 1].sum().backward()

@@ -112,7 +112,7 @@ class Learned:
     def rewards(self, features_BGD: np.ndarray) -> np.ndarray:
         prompts, size, dim = features_BGD.shape
         flat_ND = torch.from_numpy(features_BGD.reshape(-1, dim).astype(np.float32))
-        return self.model(flat_ND).T.numpy().reshape(-1, prompts, size)
+        return self.model.rewards(flat_ND).T.numpy().reshape(-1, prompts, size)
 
     def means(self, features_BGD: np.ndarray) -> np.ndarray:
         return self.rewards(features_BGD).mean(axis=0)
@@ -126,7 +126,7 @@ class Learned:
         size = min(c.batch, self.buffer.size)
         for _ in range(c.steps if size else 0):
             drawn = torch.from_numpy(self.generator.choice(self.buffer.size, size, replace=False))
-            rewards_NM = self.model(self.buffer.pairs[drawn].flatten(0, 1))
+            rewards_NM = self.model.rewards(self.buffer.pairs[drawn].flatten(0, 1))
             loss = -logsigmoid(rewards_NM[0::2] - rewards_NM[1::2]).mean()
             if c.prior:
                 loss = loss + c.weight_of_prior(self.buffer.seen) * self.model.prior()

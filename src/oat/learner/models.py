@@ -29,6 +29,7 @@ from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, 
 from oat.hardware.roofline import WorkCounter
 from oat.models.beside import has_left_over_adapter
 from oat.models.causal_lm import CausalLM, Layer, is_adapter
+from oat.models.root import Root
 from oat.types import Trajectory
 
 SHARE_FROM = 1.2
@@ -106,6 +107,10 @@ class Model(Protocol):
     def module(self) -> torch.nn.Module:
         """The module with all parameters of the model."""
 
+    @property
+    def root(self) -> Root:
+        """The module within whose call the model computes."""
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that learning may change, by name. With an adapter, these are the adapter's
         and those of a scalar head; otherwise all of the module's."""
@@ -149,6 +154,10 @@ class LanguageModel:
     def module(self) -> torch.nn.Module:
         return self.lm.module
 
+    @property
+    def root(self) -> Root:
+        return self.lm.root
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return self.lm.trainable()
 
@@ -158,6 +167,10 @@ class LanguageModel:
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = self.root(lambda: self._outputs(rows, wants))
+        return found
+
+    def _outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         layers = [want.removeprefix(STATES) for want in wants if want.startswith(STATES)]
         if layers:
             assert len(wants) == 1, f"hidden states are given alone, not with others of {wants}"
@@ -211,7 +224,7 @@ class LanguageModel:
         return sampled
 
 
-class Critic(torch.nn.Module):
+class Critic(Root):
     """A language model's backbone with a scalar head. It gives, for each trained token, the "value" of the
     state before the token, and "value_after", the value of the state after the token.
 
@@ -250,6 +263,10 @@ class Critic(torch.nn.Module):
     def module(self) -> torch.nn.Module:
         return self
 
+    @property
+    def root(self) -> Root:
+        return self
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         backbone = {id(parameter) for parameter in self.lm.trainable().values()}
         return {
@@ -264,6 +281,10 @@ class Critic(torch.nn.Module):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = self(lambda: self._outputs(rows, wants))
+        return found
+
+    def _outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants <= {"value", "value_after"}, f"a critic gives value and value_after, not {wants}"
         trained = [np.flatnonzero(row.trained) for row in rows]
         ends = [int(t[-1]) + ("value_after" in wants) if len(t) else 0 for t in trained]
@@ -297,9 +318,7 @@ class RewardModel(Critic):
         super().__init__(lm, generator, autocast=autocast)
         self.trailing = trailing.astype(np.int32)
 
-    def outputs(
-        self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
-    ) -> dict[str, torch.Tensor]:
+    def _outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants == {"score"}, f"a reward model gives score, not {wants}"
         with in_bfloat16(self.lm, self.autocast):
             sequences = [np.concatenate([row.ids, self.trailing]) for row in rows]

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from oat.errors import ModelError
 from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
+from oat.models.root import Root
 
 Layer = int | Literal["all"]
 """A layer whose hidden states are read: -1 is the last one, 1 the first one, "all" every one."""
@@ -47,6 +48,7 @@ class CausalLM:
 
     Attributes:
         module: the `...ForCausalLM` module, in evaluation mode, also while it is trained (`checkpointing`).
+        root: the module within whose call the learner computes with `module`.
         adapter: PEFT's object for the LoRA layers within the module (`oat.models.lora`), or None.
         is_base: True if the operations compute without the adapter.
         takes_layouts: True if the module's attention is ours (`oat.models.attention`). Sequences then need no
@@ -60,9 +62,16 @@ class CausalLM:
     """
 
     def __init__(
-        self, module: Any, *, adapter: Any = None, is_base: bool = False, takes_layouts: bool = False
+        self,
+        module: Any,
+        *,
+        adapter: Any = None,
+        is_base: bool = False,
+        takes_layouts: bool = False,
+        root: Root | None = None,
     ):
         self.module = module
+        self.root = Root(module) if root is None else root
         self.adapter = adapter
         self.is_base = is_base
         self.takes_layouts = takes_layouts
@@ -74,7 +83,13 @@ class CausalLM:
     def base(self) -> "CausalLM":
         """Return the model without its adapter. Both use the same module, so there is no second copy of the
         weights."""
-        return CausalLM(self.module, adapter=self.adapter, is_base=True, takes_layouts=self.takes_layouts)
+        return CausalLM(
+            self.module,
+            adapter=self.adapter,
+            is_base=True,
+            takes_layouts=self.takes_layouts,
+            root=self.root,
+        )
 
     @property
     def device(self) -> torch.device:

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from oat.errors import ModelError, shown
 from oat.files import absolute, parse_json
 from oat.functional.products import linear
+from oat.models.root import Root
 from oat.types import Trajectory
 
 Activation = Literal["relu", "swish"]
@@ -43,7 +44,7 @@ slower, and may round differently."""
 _ACTIVATIONS = {"relu": F.relu, "swish": F.silu}
 
 
-class Ensemble(torch.nn.Module):
+class Ensemble(Root):
     """M reward networks on D features. In a learner, `outputs` reads the batch's column `features_N`, (N, D),
     and computes "rewards", (N, M), and "prior", ().
 
@@ -93,6 +94,10 @@ class Ensemble(torch.nn.Module):
         return self
 
     @property
+    def root(self) -> Root:
+        return self
+
+    @property
     def work_counter(self) -> None:
         return None
 
@@ -102,7 +107,7 @@ class Ensemble(torch.nn.Module):
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.named_parameters())
 
-    def forward(self, features_ND: torch.Tensor) -> torch.Tensor:
+    def rewards(self, features_ND: torch.Tensor) -> torch.Tensor:
         """Compute the rewards (N, M) of features (N, D)."""
         parameters = dict(self.named_parameters())
         outputs = self.members * parameters["weight1"].shape[2]
@@ -156,9 +161,10 @@ class Ensemble(torch.nn.Module):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        available = {"rewards": lambda: self(columns["features_N"]), "prior": self.prior}
+        available = {"rewards": lambda: self.rewards(columns["features_N"]), "prior": self.prior}
         assert wants <= set(available), f"an ensemble computes rewards and prior, not {wants}"
-        return {want: available[want]() for want in sorted(wants)}
+        found: dict[str, torch.Tensor] = self(lambda: {want: available[want]() for want in sorted(wants)})
+        return found
 
 
 def _truncated_normal(generator: np.random.Generator, shape: tuple[int, ...], std: float) -> torch.Tensor:

@@ -28,7 +28,7 @@ class EnsembleScorer:
         """
         features = self.features.of(groups)
         features_ND = np.concatenate(features)
-        rewards_MN = self.ensemble(torch.from_numpy(features_ND)).T.numpy()
+        rewards_MN = self.ensemble.rewards(torch.from_numpy(features_ND)).T.numpy()
         _refuse_nonfinite(
             features_ND, "features of responses", "see the weights of the backbone (explorer.features)"
         )

@@ -35,6 +35,7 @@ of the response. PairRM cuts both at the end, as its authors do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -103,7 +104,9 @@ class SecondPass:
     @torch.no_grad()
     def of(self, groups: Sequence[Group]) -> list[np.ndarray]:
         rows = [trajectory for group in groups for trajectory in group.trajectories]
-        found = [self._features([rows[number] for number in some]) for some in _passes(rows)]
+        found = [
+            self.lm.root(partial(self._features, [rows[number] for number in some])) for some in _passes(rows)
+        ]
         return by_group(torch.cat(found).numpy(), groups)
 
     def _features(self, rows: Sequence[Trajectory]) -> Tensor:
