@@ -232,7 +232,7 @@ def test_values_of_a_critic(smooth: Path) -> None:
         Critic(load_lm(str(smooth), device=device), np.random.default_rng(0)).outputs(rows, {}, {"value"})
         for device in (CUDA, "cpu")
     )
-    torch.testing.assert_close(found["value"], expected["value"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(found["value"].cpu(), expected["value"], atol=1e-4, rtol=0)
 
 
 def has_kernel() -> bool:

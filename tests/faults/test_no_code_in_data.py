@@ -118,7 +118,10 @@ def test_ray_pickles_nothing_of_models_data_or_users() -> None:
         for call in handed_to_ray(file.read_text(encoding="utf-8"))
     }
     assert found == SENT
-    assert get_type_hints(Worker.call) == {"data": bytes | np.ndarray, "return": bytes}
+    assert get_type_hints(Worker.call) == {
+        "data": bytes | memoryview | np.ndarray,
+        "return": bytes,
+    }
     assert get_type_hints(Worker.__init__) == {"log": str}
 
 

@@ -16,7 +16,7 @@ from ray_runs import RayStrikes, part
 from oat.processes import ray_cluster as cluster
 from oat.processes.ray_cluster import Cluster
 from oat.runtime.calls import call_of, value_of
-from oat.runtime.worker import surroundings, versions
+from oat.runtime.worker import WORKER, surroundings, versions
 
 pytestmark = [pytest.mark.fault("R30"), pytest.mark.large]
 
@@ -36,7 +36,7 @@ print("inside with", ray.cluster_resources()["CPU"])
 @pytest.fixture
 def own(tmp_path: Path, strikes: RayStrikes) -> Iterator[Cluster]:
     """A cluster with an actor."""
-    made = Cluster(None, tmp_path, 60.0)
+    made = Cluster(None, tmp_path, 60.0, WORKER)
     actor = made.launcher(0.5).start("actor 0")
     value_of(actor.call("prepare", call_of("prepare", versions(), [], *surroundings()))(), "actor 0")
     yield made

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from oat.assemble.actor_side import ActorPlan, open_actor_side
 from oat.config.load import dump, load_config
 from oat.forecast.estimate import SURE, Lengths, estimate
-from oat.forecast.memory_apart import IMPORTS, RAY, Needs, estimate_actor, needs_of
+from oat.forecast.memory_apart import FORKED, IMPORTS, RAY, Needs, estimate_actor, needs_of
 from oat.forecast.places import size_of
 from oat.models.loading import load_lm
 from oat.resolve.resolve import resolve
@@ -96,6 +96,8 @@ def test_what_is_needed_together(world: World, tmp_path: Path) -> None:
 
     here, needs = together(**{"compute.standby": 1})
     assert here == needs.learner.peak + IMPORTS + 4 * (needs.actor.peak + IMPORTS) + RAY + needs.stored
+    forked, needs = together(**{"compute.standby": 1, "compute.runtime": "processes"})
+    assert forked == needs.learner.peak + 2 * IMPORTS + 4 * (needs.actor.peak + FORKED) + needs.stored
     elsewhere, needs = together(**{"compute.address": "10.0.0.1:6379"})
     assert elsewhere == needs.learner.peak
     gpus = {"compute.profile": "gpu", "compute.gpus": 2, "compute.actors": None}
@@ -173,7 +175,7 @@ def test_actors_that_do_not_fit_on_this_machine(
         assert oat(command, config) == 2
         error = capsys.readouterr().err
         assert "for each of 3 that sample, " in error
-        assert "lower compute.actors or compute.standby, or give compute.address a cluster" in error
+        assert "lower compute.actors or compute.standby, or use a Ray cluster of several machines" in error
     assert oat("check", config, "--compute.address", "127.0.0.1:1") == 0
     assert oat("check", config, "--compute.actors", "1") == 0
     assert oat("check", config, "--compute.memory_gb", "2") == 0
@@ -195,7 +197,7 @@ def test_oat_check_says_who_runs_where(
     out = capsys.readouterr().out
     found = lines_of(out)
     assert found["this process"].startswith("learner, ledger, oracles; about ")
-    assert found["actors"].startswith("3, each with 0.5 of the cluster's logical CPUs; about ")
+    assert found["actors"].startswith("3, each with 0.5 logical CPUs; about ")
     assert found["standbys"].startswith("1 with models loaded")
     assert found["object store"].startswith("about ")
     assert "for each of 4 that sample" in found["in all"]
@@ -214,7 +216,7 @@ def test_oat_check_says_who_has_which_gpu(
         out = capsys.readouterr().out
         found = lines_of(out)
         assert "; GPU 2 of the run; about " in found["this process"]
-        assert found["actors"].startswith("2, each with 0.25 of the cluster's logical CPUs and a GPU; about ")
+        assert found["actors"].startswith("2, each with 0.25 logical CPUs and a GPU; about ")
         assert "of which 1 GPU stays idle" in out
         assert oat("check", world.config("grpo", tmp_path, {**changes, "compute.collocate": True})) == 0
         found = lines_of(capsys.readouterr().out)
@@ -238,8 +240,8 @@ def test_oat_check_names_further_processes(
     fetched = needs_of(resolved(world, tmp_path, changes), LENGTHS).fetched
     about = f"about {size_of(IMPORTS + fetched)}, {size_of(fetched)} of it for tensors of the learner"
     assert found["this process"] == f"ledger; {about}"
-    assert found["for learning"].startswith("1, with 0.5 of the cluster's logical CPUs; about ")
-    assert found["clients"].startswith("2, each with 0.5 of the cluster's logical CPUs; about 300 MB without")
+    assert found["for learning"].startswith("1, with 0.5 logical CPUs; about ")
+    assert found["clients"].startswith("2, each with 0.5 logical CPUs; about 300 MB without")
     beside = " for this process", "300 MB for each of 2 without tensors"
     assert [[text in line for text in beside] for line in in_all] == [[False, False], [True, True]]
 

@@ -12,6 +12,7 @@ from ray_nodes import Nodes
 from ray_runs import RayStrikes, gone, marked
 
 from oat.processes.ray_cluster import Cluster
+from oat.runtime.worker import WORKER
 
 ENDS = {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
 
@@ -30,7 +31,7 @@ def parts(head: str) -> set[int]:
 
 def free(address: str, logs: Path) -> tuple[float, float]:
     """Return how many CPUs a cluster has, and how many of them are free."""
-    cluster = Cluster(address, logs, 60.0)
+    cluster = Cluster(address, logs, 60.0, WORKER)
 
     def cpus() -> tuple[float, float]:
         nodes, left = cluster.ask("resources")

@@ -15,6 +15,7 @@ from oat.processes.gpus import own_index
 from oat.processes.ray_cluster import Cluster, RayLauncher, RayRemote
 from oat.resolve.placement import placement
 from oat.runtime.calls import call_of, value_of
+from oat.runtime.worker import WORKER
 
 VISIBLE = f"{Path(__file__).parents[1] / 'support' / 'gpu_numbers.py'}:VisibleGpu"
 
@@ -24,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 4, "GPU": 5}))
         patched.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        started = Cluster(None, tmp_path_factory.mktemp("logs"), 60.0)
+        started = Cluster(None, tmp_path_factory.mktemp("logs"), 60.0, WORKER)
         yield started
         started.close()
 

@@ -56,7 +56,7 @@ def numbers(cell: str) -> tuple[int, ...]:
 
 def test_the_table_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
-    section = page[page.index("## On a cluster") :]
+    section = page[page.index("## On several GPUs") :]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line]
     table = [row for row in rows if row[0].isdecimal()][:8]
     assert [int(row[0]) for row in table] == [*APART]
@@ -94,7 +94,7 @@ def test_what_is_said_of_gpus(gpus: int | None, collocate: bool, words: list[str
             {"compute.profile": "cpu"},
             "compute.gpus is 4: nothing computes on a GPU with compute.profile: cpu",
         ),
-        ({"compute.gpus": None}, "compute.gpus is not set: set it to the number of GPUs of the cluster"),
+        ({"compute.gpus": None}, "compute.gpus is not set: set it to the number of GPUs that the run uses"),
         ({"compute.gpus": 0}, "compute.gpus"),
         ({"compute.actors": 3}, "compute.actors is 3: compute.gpus 4 has 2 for actors, one each"),
         ({"compute.standby": 1}, "compute.standby is 1: every GPU has its actor"),

@@ -83,7 +83,7 @@ class StruckMachine:
 
     def machine(self, logs: Path) -> Machine:
         """Return a machine without a run."""
-        return self(f"{worker.__name__}:serve", [worker.__name__], logs)
+        return self(worker.SERVE, [worker.__name__], logs)
 
     def before_call(self, remote: LocalRemote, what: str) -> None:
         """Strike a process that is about to get a call, if this is planned."""

@@ -35,6 +35,7 @@ from oat.resolve.resolved import Resolved
 from oat.runtime.clients import Clients
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted
+from oat.runtime.worker import SERVE, WORKER
 from oat.runtime.worker_group import RestartState, WorkerGroup
 from oat.types import ENSEMBLE
 
@@ -42,9 +43,12 @@ LOGS = "logs"
 """The folder of a run directory in which each process has a file of what it prints."""
 _ACTOR = "oat.assemble.actor_side:ActorWorker"
 _LEARNER = "oat.assemble.learner_side:LearnerWorker"
-_WORKERS = "oat.runtime.worker"
-_WORKER = f"{_WORKERS}:Worker"
-_IMPORTED = (_WORKERS, "oat.assemble.actor_side", "oat.assemble.learner_side", "oat.assemble.oracle_side")
+_IMPORTED = (
+    "oat.runtime.worker",
+    "oat.assemble.actor_side",
+    "oat.assemble.learner_side",
+    "oat.assemble.oracle_side",
+)
 """What processes of this machine have imported when they start."""
 
 
@@ -148,8 +152,8 @@ def _place(compute: ComputeConfig, logs: Path) -> Place:
         ConfigError: see `Cluster`.
     """
     if compute.runtime == "ray":
-        return Cluster(compute.address, logs, compute.deadline_s, _WORKER)
-    return Machine(f"{_WORKERS}:serve", _IMPORTED, logs, compute.deadline_s, cpus_here())
+        return Cluster(compute.address, logs, compute.deadline_s, WORKER)
+    return Machine(SERVE, _IMPORTED, logs, compute.deadline_s, cpus_here())
 
 
 def _hired(

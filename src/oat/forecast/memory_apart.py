@@ -215,7 +215,8 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Iterator[tuple[str, s
         yield "for learning", f"1, with {compute.learner_cpus:g} logical CPUs{needed}"
     if compute.oracle_clients:
         each = f"each with {compute.oracle_cpus:g} logical CPUs"
-        loaded = f"about {size_of(IMPORTS)} without tensors, and what their oracles load"
+        without = FORKED if compute.runtime == "processes" else IMPORTS
+        loaded = f"about {size_of(without)} without tensors, and what their oracles load"
         yield "clients", f"{compute.oracle_clients}, {each}; {loaded}"
     gpus = ""
     if placed is not None:

@@ -1,6 +1,6 @@
 """Cuts batches by rows. Each column is cut along its own axis."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -68,17 +68,28 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
     return Batch(chosen, unit_of_N, group_of_N, columns, is_whole=batch.is_whole)
 
 
-def view_of(batch: Batch) -> View:
-    """Return the view of a batch that objectives get."""
+def view_of(batch: Batch, device: torch.device | None = None) -> View:
+    """Return the view of a batch that objectives get.
+
+    Args:
+        device: where its tensors are; None: the CPU.
+    """
     return View(
-        row_of_K=row_index(batch.rows),
-        unit_of_N=torch.from_numpy(batch.unit_of_N),
-        group_of_N=torch.from_numpy(batch.group_of_N),
+        row_of_K=row_index(batch.rows).to(device),
+        unit_of_N=torch.from_numpy(batch.unit_of_N).to(device),
+        group_of_N=torch.from_numpy(batch.group_of_N).to(device),
         num_rows=batch.size,
         num_units=int(batch.unit_of_N.max()) + 1,
         num_groups=int(batch.group_of_N.max()) + 1,
-        columns=batch.columns,
+        columns=columns_on(device, batch.columns),
     )
+
+
+def columns_on(
+    device: torch.device | None, columns: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """Return columns whose tensors are on a device; None: as they are."""
+    return columns if device is None else {name: values.to(device) for name, values in columns.items()}
 
 
 def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndarray]:

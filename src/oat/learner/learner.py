@@ -36,8 +36,8 @@ from oat import wire
 from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
-from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
-from oat.learner.models import Model, frozen_checksum, refuse_other_frozen, refuse_other_tensors
+from oat.learner.batching import columns_on, fault_of, micro_batches, select_rows, split_units, view_of
+from oat.learner.models import Model, device_of, frozen_checksum, refuse_other_frozen, refuse_other_tensors
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings, build_optimiser, clip_gradient
 from oat.learner.reduction import Reduction
@@ -187,12 +187,12 @@ class Learner:
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         """Return the wanted outputs of a model for rows, without gradient. An output is (K,), one value for
-        each trained token; a reward model's is (N,)."""
+        each trained token; a reward model's is (N,). It is on the CPU."""
         units = np.arange(len(rows))
         cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
         with self.stopwatch:
             parts = [self.models[model].outputs([rows[row] for row in cut], {}, wants) for cut in cuts]
-        return {want: torch.cat([part[want] for part in parts]) for want in wants}
+        return {want: torch.cat([part[want] for part in parts]).cpu() for want in wants}
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Learn from a batch. If the batch has no rows, no trained weight changes. A reference that follows
@@ -313,15 +313,19 @@ class Learner:
         self, objective: Objective, step: Batch
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
         """Yield three values for each micro-batch: the outputs of each model; the view of the micro-batch;
-        and, by name, what the micro-batch adds to each part of the loss and to the total loss."""
+        and, by name, what the micro-batch adds to each part of the loss and to the total loss. All are on the
+        device of the objective's main model."""
         reduction, learning = Reduction(step), self._learning(objective)
+        device = device_of(self.trained[_first(objective)].model)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
-            view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
+            view, groups = view_of(micro, device), torch.from_numpy(step.group_of_N[rows]).to(device)
             outputs = {}
             for name, wants in objective.wants.items():
+                model = self.trained[name].model
                 with torch.set_grad_enabled(torch.is_grad_enabled() and name in learning):
-                    outputs[name] = self.trained[name].model.outputs(micro.rows, micro.columns, wants)
+                    found = model.outputs(micro.rows, columns_on(device_of(model), micro.columns), wants)
+                outputs[name] = {want: values.to(device) for want, values in found.items()}
             with torch.set_grad_enabled(torch.is_grad_enabled()):
                 losses = objective.losses(outputs, view)
             reduced = {
@@ -475,6 +479,12 @@ def _main(names: Collection[str]) -> str:
     """Return the name of the main model: "policy" if it is among the names, else "reward". A metric such as
     `optim/grad_norm` is the main model's. The names of other models' metrics contain the model's name."""
     return "policy" if "policy" in names else "reward"
+
+
+def _first(objective: Objective) -> str:
+    """Return the name of the model on whose device the losses of an objective are computed."""
+    main = _main(objective.wants)
+    return main if main in objective.wants else next(iter(objective.wants))
 
 
 def _total_name(objective: Objective) -> str:

@@ -121,14 +121,19 @@ class Model(Protocol):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        """Return the wanted values for rows, by name. They are on the CPU, even if the model is on a GPU. A
-        language model or a critic gives (K,), a value for each trained token. A reward model gives (N,). An
+        """Return the wanted values for rows, by name, on the model's device. A language model or a critic
+        gives (K,), a value for each trained token. A reward model gives (N,). An
         ensemble gives rewards, (N, M), and the prior, a scalar.
 
         Args:
             columns: the columns of these rows; the ensemble reads its features from them.
             wants: names of the values.
         """
+
+
+def device_of(model: Model) -> torch.device:
+    """Return the device on which a model computes."""
+    return next(model.module.parameters()).device
 
 
 class LanguageModel:
@@ -194,13 +199,13 @@ class LanguageModel:
                 {"entropy": lambda logits, tokens: token_entropy(logits)} if "entropy" in wants else {}
             )
             values = chunked_head(hidden, self._head, {"raw": raw, **entropy, **others}, self.chunk)
-        return {want: values["raw" if want == "sampled" and sampled_is_raw else want].cpu() for want in wants}
+        return {want: values["raw" if want == "sampled" and sampled_is_raw else want] for want in wants}
 
     def _states(self, rows: Sequence[Trajectory], name: str) -> torch.Tensor:
         layer: Layer = "all" if name == "all" else int(name)
         _, hidden_KD, places = trained_hidden(self.lm, rows, autocast=self.autocast, also=layer)
         self.work_counter.add(places, heads=0)
-        return self.lm.features(hidden_KD, layer).float().cpu()
+        return self.lm.features(hidden_KD, layer).float()
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         with in_bfloat16(self.lm, self.autocast):
@@ -298,8 +303,8 @@ class Critic(Root):
         return values
 
     def scores(self, hidden_XD: torch.Tensor) -> torch.Tensor:
-        """Return the head's output for hidden states, (X,), on the CPU."""
-        return self.score(hidden_XD.to(self.score.weight.dtype)).squeeze(-1).cpu()
+        """Return the head's output for hidden states, (X,)."""
+        return self.score(hidden_XD.to(self.score.weight.dtype)).squeeze(-1)
 
 
 class RewardModel(Critic):

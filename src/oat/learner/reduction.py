@@ -91,9 +91,8 @@ class Reduction:
             return (weight_N * view.row_sum(terms_K)).sum() / max(1, counts.rows)
         weighted_K = terms_K * weight_N[view.row_of_K]
         if loss.per == "prompt":
-            return (weighted_K / counts.tokens_of_group[groups[view.row_of_K]].clamp(min=1)).sum() / max(
-                1, counts.groups
-            )
+            tokens_K = counts.tokens_of_group.to(groups.device)[groups[view.row_of_K]]
+            return (weighted_K / tokens_K.clamp(min=1)).sum() / max(1, counts.groups)
         if loss.per == "constant":
             assert loss.constant is not None, 'per="constant" needs Loss.constant'
             return weighted_K.sum() / max(1.0, counts.rows * loss.constant)
@@ -101,7 +100,7 @@ class Reduction:
 
 
 def _column(view: View, name: str, length: int) -> torch.Tensor:
-    return view.columns[name] if name in view.columns else torch.ones(length)
+    return view.columns[name] if name in view.columns else torch.ones(length, device=view.unit_of_N.device)
 
 
 def _masked(terms: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,8 @@ from oat.processes.local import answer_calls
 from oat.processes.pipe import Pipe
 from oat.runtime.calls import answered
 
+WORKER, SERVE = f"{__name__}:Worker", f"{__name__}:serve"
+"""The names under which a launcher finds what answers calls in a process."""
 _COMPARED = ("torch", "transformers", "numpy")
 _SOURCES = Path(__file__).parents[1]
 
