@@ -65,7 +65,7 @@ def compare(size: str, repetitions: int, threads: int) -> dict[str, Any]:
         )
         for lm in (copy, half)
     )
-    tensors = learner.tensors("policy")
+    tensors = dict(learner.named_tensors("policy"))
     inbox = Inbox(engine)
     ways: dict[str, Callable[[], object]] = {
         "copy": lambda: engine.load("sampler", 1, tensors),

@@ -19,7 +19,7 @@ from fixtures import World, gradient_of, made, oat
 from objectives import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
 from transformers import AutoModelForCausalLM
-from weights import turn_bit
+from weights import turn_bit, weights_of
 
 from oat.answering.learned import policy_weights
 from oat.assemble.run import build
@@ -221,9 +221,9 @@ def test_a_state_goes_from_device_to_device(smooth: Path) -> None:
         )
     for learner in (one, other, third):
         update(learner, "grpo")
-    for name, tensor in one.tensors("policy").items():
-        torch.testing.assert_close(other.tensors("policy")[name], tensor, atol=1e-6, rtol=0)
-        torch.testing.assert_close(third.tensors("policy")[name], tensor.cpu(), atol=1e-4, rtol=0)
+    for name, tensor in one.named_tensors("policy"):
+        torch.testing.assert_close(weights_of(other)[name], tensor, atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights_of(third)[name], tensor.cpu(), atol=1e-4, rtol=0)
 
 
 def test_values_of_a_critic(smooth: Path) -> None:

@@ -162,7 +162,7 @@ def _sizes(run: Run) -> list[int]:
     """Return the bytes of each bucket of a transfer."""
     return [
         sum(tensor.nbytes for tensor in bucket.tensors.values())
-        for bucket in buckets("sampler", 0, run.learner.tensors("policy"))
+        for bucket in buckets("sampler", 0, run.learner.named_tensors("policy"))
     ]
 
 

@@ -1,7 +1,7 @@
 """The protocols of the boxes that the loop drives. Engines, explorers, oracles, objectives and environments
 have their protocols in their own packages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -252,8 +252,14 @@ class Learner(Protocol):
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Return the losses and metrics of a batch without learning from it."""
 
-    def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        """Return the weights of a model, by name."""
+    def sizes(self, model: str) -> list[tuple[str, int]]:
+        """Return the names of the weights of a model, in the order of `named_tensors`, and their bytes."""
+
+    def named_tensors(
+        self, model: str, names: Collection[str] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of a model with their names; with `names`, only these. Who keeps none has one
+        bucket of them in memory at a time, beside those that the learner has."""
 
     def version(self, model: str) -> int:
         """Return how often a reference that follows the policy has been updated; 0 for any other model."""

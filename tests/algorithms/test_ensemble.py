@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import gradient_of, make_group, make_questions
+from weights import weights_of
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.assemble.learner import ensemble_optimiser
@@ -171,7 +172,7 @@ def test_it_learns_by_the_adam_of_the_sources() -> None:
         assert report["optim/ensemble_grad_norm"] == pytest.approx(norms[-1], rel=1e-4)
     assert max(norms) > 1
     for name, value in plain.named_parameters():
-        torch.testing.assert_close(learner.tensors(ENSEMBLE)[name], value.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(weights_of(learner, ENSEMBLE)[name], value.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_its_gradient_is_clipped_only_where_that_is_set() -> None:

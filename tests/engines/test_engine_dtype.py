@@ -14,7 +14,7 @@ from adapters import LORA
 from engines import KEYS, build_engine, run
 from fixtures import World, forked, kill_at, logged, made, oat
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
-from weights import Source, held, turn_bit
+from weights import Source, held, turn_bit, weights_of
 
 from oat.assemble.run import build
 from oat.commands.digest import digest_run
@@ -86,8 +86,8 @@ def test_what_is_sent_is_cast_and_what_is_held_is_proven(world: World) -> None:
     source.move()
     Weights({"sampler": Inbox(engine)}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
     for name, tensor in engine._slots["sampler"].tensors().items():
-        assert torch.equal(tensor, source.tensors("policy")[name].bfloat16())
-    assert {tensor.dtype for tensor in source.tensors("policy").values()} == {torch.float32}
+        assert torch.equal(tensor, weights_of(source)[name].bfloat16())
+    assert {tensor.dtype for tensor in weights_of(source).values()} == {torch.float32}
     with pytest.raises(WeightsError, match="tensors differ from those sent"):
         Weights({"sampler": Inbox(engine)}, 1).sync(source, 2)
 
@@ -125,7 +125,7 @@ def test_slots_are_copies_of_the_learners_weights(
     assert engine._slots.keys() == {"sampler", "policy"}
     restore(run)
     run.weights.push("policy", 0, run.learner)
-    mine = learner.tensors("policy")
+    mine = weights_of(learner)
     theirs = [engine._slots[slot].tensors() for slot in ("sampler", "policy")]
     assert {tensor.dtype for tensor in mine.values()} == {torch.float32}
     assert {tensor.data_ptr() for tensor in mine.values()} & {

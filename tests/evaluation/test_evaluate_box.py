@@ -212,7 +212,7 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
     held = {
         f"learner/{model}/{name}": tensor
         for model in learner.models
-        for name, tensor in learner.tensors(model).items()
+        for name, tensor in learner.named_tensors(model)
     }
     for slot, lm in engine._slots.items():
         if slot != "policy":

@@ -10,6 +10,7 @@ import torch
 import yaml
 from fixtures import World, checked, forked, kill_at, named, oat, write_jsonl
 from tiny_models import build_config, save_model
+from weights import weights_of
 
 from oat import Trainer
 from oat.algorithms.direct import Direct
@@ -147,14 +148,12 @@ def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
                     [weights.mul_(1.5) for weights in lm.trainable().values()]
             models[model] = LanguageModel(lm, num_tokens=16)
         learner = Learner(models, {"policy": OptimiserSettings(1e-3)}, micro_batch_size=size, seeds=Seeds(0))
-        before = [weights.clone() for weights in learner.tensors("policy").values()]
+        before = [weights.clone() for weights in weights_of(learner).values()]
         actor = RecordedActor(Fit(renderer), ["chosen", "rejected"])
         measured = HeldOutPairs(cls(cls.Config(prompts=4)), prompts, actor, learner, Seeds(0))
         found.append(measured.measure())
         assert measured.measure() == found[-1]
-        assert all(
-            torch.equal(*pair) for pair in zip(before, learner.tensors("policy").values(), strict=True)
-        )
+        assert all(torch.equal(*pair) for pair in zip(before, weights_of(learner).values(), strict=True))
     assert found[0].keys() == NAMES | (GAP if "reference" in cls(cls.Config()).requires.models else set())
     assert found[0]["eval/pairs/count"] == 9
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)

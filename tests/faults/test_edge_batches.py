@@ -11,6 +11,7 @@ import pytest
 import torch
 from fixtures import World, oat, write_jsonl
 from learners import OPTIONS, item, prepared, run_of, settings_of, tensors_of, usual
+from weights import weights_of
 
 from oat.loop import Run
 from oat.types import Item
@@ -63,7 +64,7 @@ def test_an_edge_batch_has_a_finite_loss(
         report = run.learner.update(run.objectives[0], prepared(run, items(run)))
         assert {key: value for key, value in report.items() if not math.isfinite(value)} == {}, name
         for learning in run.objectives[0].wants:
-            weights = run.learner.tensors(learning)
+            weights = weights_of(run.learner, learning)
             assert all(tensor.isfinite().all() for tensor in weights.values()), name
             if name in TEACH_NOTHING:
                 assert all(

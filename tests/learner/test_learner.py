@@ -13,6 +13,7 @@ import torch
 from fixtures import World, forked, gradient_of, oat
 from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
 from tiny_models import save_llama
+from weights import weights_of
 
 from oat.algorithms.base import step_metrics
 from oat.algorithms.direct import DPO, DPOConfig
@@ -107,7 +108,7 @@ def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, nam
             feedback = compared_feedback(seed=seed) if name == "dpo" else scored_feedback(seed=seed)
             learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
     one, other, start = (
-        torch.cat([t.flatten() for t in learner.tensors("policy").values()])
+        torch.cat([t.flatten() for t in weights_of(learner).values()])
         for learner in (*learners, learner_of(model_path))
     )
     assert (one - start).abs().max() > 1e-3
@@ -243,23 +244,23 @@ def test_epochs_and_minibatches_count_optimiser_steps(model_path: Path) -> None:
 
 def test_an_empty_batch_changes_nothing(model_path: Path) -> None:
     learner, objective = learner_of(model_path), DPO(DPOConfig(prompts=1))
-    before = {name: tensor.clone() for name, tensor in learner.tensors("policy").items()}
+    before = {name: tensor.clone() for name, tensor in learner.named_tensors("policy")}
     ties = Feedback(1, tuple(item for item in compared_feedback().items if item.label is None), 2)
     report = learner.update(objective, objective.prepare(ties, learner.forward, np.random.default_rng(0)))
     assert report["rows/trained"] == 0
     assert step_metrics(ties)["answers/tied_frac"] == 1
-    assert all(torch.equal(before[name], tensor) for name, tensor in learner.tensors("policy").items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.named_tensors("policy"))
 
 
 @pytest.mark.fault("R20")
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_number_that_is_not_finite_moves_nothing(model_path: Path, where: str) -> None:
     learner, objective = learner_of(model_path), Poisoned(DPOConfig(prompts=6), where)
-    before = {name: tensor.clone() for name, tensor in learner.tensors("policy").items()}
+    before = {name: tensor.clone() for name, tensor in learner.named_tensors("policy")}
     batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
     with pytest.raises(NonFiniteError, match="no weight was moved"):
         learner.update(objective, batch)
-    assert all(torch.equal(before[name], tensor) for name, tensor in learner.tensors("policy").items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.named_tensors("policy"))
 
 
 def test_weight_decay_leaves_vectors_alone(model_path: Path) -> None:
@@ -325,7 +326,11 @@ def test_state_round_trip_continues_bitwise(model_path: Path) -> None:
         step(learner, 1)
     assert all(
         torch.equal(a, b)
-        for a, b in zip(one.tensors("policy").values(), other.tensors("policy").values(), strict=True)
+        for a, b in zip(
+            weights_of(one).values(),
+            weights_of(other).values(),
+            strict=True,
+        )
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from fixtures import World, forked, gradient_of, logged, made, oat
 from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
+from weights import weights_of
 
 from oat.algorithms.direct import DPOConfig
 from oat.assemble.run import build
@@ -79,7 +80,7 @@ def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
 
 
 def equal(one: Learner, other: Learner) -> bool:
-    mine, theirs = one.tensors("policy"), other.tensors("policy")
+    mine, theirs = weights_of(one), weights_of(other)
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
@@ -100,9 +101,7 @@ def test_the_gradient_in_bfloat16_is_near_that_in_float32(smooth: Path, name: st
     moments = [
         moment for state in learner.trained["policy"].optimiser.state.values() for moment in state.values()
     ]
-    assert {tensor.dtype for tensor in (*learner.tensors("policy").values(), *moments, rounded)} == {
-        torch.float32
-    }
+    assert {tensor.dtype for tensor in (*weights_of(learner).values(), *moments, rounded)} == {torch.float32}
 
 
 def test_what_a_model_gives_in_bfloat16_is_float32(smooth: Path) -> None:
@@ -198,7 +197,7 @@ def saved_bytes(learner: Learner) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         update(learner, "grpo")
-    weights = {tensor.untyped_storage().data_ptr() for tensor in learner.tensors("policy").values()}
+    weights = {tensor.untyped_storage().data_ptr() for tensor in weights_of(learner).values()}
     return sum(size for place, size in sizes.items() if place not in weights)
 
 

@@ -17,7 +17,7 @@ from fixtures import World, forked, kill_at, logged, made, oat
 from objectives import row
 from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from weights import turn_bit
+from weights import turn_bit, weights_of
 
 from oat.assemble.run import build
 from oat.commands.digest import digest_run
@@ -170,7 +170,7 @@ def test_there_is_one_base_in_memory(world: World, tmp_path: Path) -> None:
     learner, slots = learner_in(run), engine_in(run)._slots
     assert slots["reference"].module is slots["policy"].module is learner.models["policy"].module
     assert slots["sampler"].module is not slots["policy"].module
-    held, sent = slots["sampler"].tensors(), learner.tensors("policy")
+    held, sent = slots["sampler"].tensors(), weights_of(learner)
     assert {name for name in sent if held[name].data_ptr() == sent[name].data_ptr()} == {
         name for name in sent if "lora_" not in name
     }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from fixtures import World, forked, kill_at, oat
-from weights import Source, held, turn_bit
+from weights import Source, held, turn_bit, weights_of
 
 from oat.commands.digest import digest_run
 from oat.engines.torch import TorchEngine
@@ -32,7 +32,7 @@ def engine_of(world: World, policy: Any) -> TorchEngine:
 
 
 def sent(source: Source) -> dict[str, int]:
-    return checksums(source.tensors("policy"))
+    return checksums(weights_of(source))
 
 
 @pytest.mark.fault("R2")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import World, made
+from weights import weights_of
 
 from oat import wire
 from oat.assemble.actor_side import ActorPlan
@@ -84,11 +85,11 @@ def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
     worker = Process(ActorPlan(dump(resolved.config), run.seeds.first, False))
     try:
         for slot in run.weights.synced:
-            tensors = run.learner.tensors({"sampler": "policy"}.get(slot, slot))
+            tensors = weights_of(run.learner, {"sampler": "policy"}.get(slot, slot))
             if slot in run.weights.dtypes:
                 tensors = {key: tensor.to(run.weights.dtypes[slot]) for key, tensor in tensors.items()}
             worker.call("begin", slot, Shipment(slot, 1, tuple(tensors)))
-            for bucket in buckets(slot, 1, tensors, 1000):
+            for bucket in buckets(slot, 1, tensors.items(), 1000):
                 worker.call("put", slot, bucket)
             assert worker.call("commit", slot).version == 1
         plan, needs = run.plans(1), sorted(resolved.explorer.needs)

@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,13 @@ class QuietLearner:
         self.weights += 1
         return {**batch.metrics, "loss/total": 0.0}
 
-    def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        return {"weights": self.weights}
+    def sizes(self, model: str) -> list[tuple[str, int]]:
+        return [("weights", self.weights.nbytes)]
+
+    def named_tensors(
+        self, model: str, names: Collection[str] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "weights", self.weights
 
     def version(self, model: str) -> int:
         return 0

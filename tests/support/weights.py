@@ -1,11 +1,12 @@
 """Helpers for tests of the transfer of weights."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from oat.engines.torch import TorchEngine
+from oat.protocols import Learner
 from oat.runtime.transfer import checksums
 
 
@@ -15,8 +16,15 @@ class Source:
     def __init__(self, lm: Any):
         self.lm = lm
 
-    def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        return {name: tensor.detach() for name, tensor in self.lm.tensors().items()}
+    def sizes(self, model: str) -> list[tuple[str, int]]:
+        return [(name, tensor.nbytes) for name, tensor in self.lm.tensors().items()]
+
+    def named_tensors(
+        self, model: str, names: Collection[str] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.lm.tensors().items():
+            if names is None or name in names:
+                yield name, tensor.detach()
 
     def version(self, model: str) -> int:
         return 0
@@ -33,6 +41,11 @@ class Source:
         with torch.no_grad():
             for tensor in self.lm.tensors().values():
                 tensor += 0.25
+
+
+def weights_of(learner: Learner | Source, model: str = "policy") -> dict[str, torch.Tensor]:
+    """Return the weights of a learner's model, by name."""
+    return dict(learner.named_tensors(model))
 
 
 def held(engine: TorchEngine, slot: str) -> dict[str, int]:

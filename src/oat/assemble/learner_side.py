@@ -161,7 +161,7 @@ class LearnerWorker:
         if name in ("update", "measure"):
             objective, batch = arguments
             return getattr(learner, name)(copy.deepcopy(self._objectives[objective]), batch)
-        if name in ("forward", "trainable", "version"):
+        if name in ("forward", "sizes", "trainable", "version"):
             return getattr(learner, name)(*arguments)
         return getattr(self, f"_{name}")(*arguments)
 
@@ -175,23 +175,16 @@ class LearnerWorker:
         }
 
     def _plain_state(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self._side.learner.state.items()
-            if not isinstance(value, torch.Tensor)
-        }
+        return self._side.learner.plain_state
 
-    def _sizes(self, kind: str, *model: str) -> list[tuple[str, int]]:
-        return [(name, tensor.nbytes) for name, tensor in self._tensors(kind, *model).items()]
+    def _some(self, names: Sequence[str], model: str) -> dict[str, torch.Tensor]:
+        return dict(self._side.learner.named_tensors(model, names))
 
-    def _some(self, names: Sequence[str], kind: str, *model: str) -> dict[str, torch.Tensor]:
-        tensors = self._tensors(kind, *model)
-        return {name: tensors[name] for name in names}
+    def _state_sizes(self) -> list[tuple[str, int]]:
+        return [(name, tensor.nbytes) for name, tensor in self._side.learner.state_tensors()]
 
-    def _tensors(self, kind: str, *model: str) -> dict[str, torch.Tensor]:
-        learner = self._side.learner
-        found = learner.tensors(*model) if kind == "tensors" else learner.state
-        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    def _some_state(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        return dict(self._side.learner.state_tensors(names))
 
     def _stage(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._staged |= tensors

@@ -34,7 +34,7 @@ import torch
 
 from oat import wire
 from oat.algorithms.base import Objective, Outputs, View, ends_update
-from oat.errors import ContractError, NonFiniteError, warn
+from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import columns_on, fault_of, micro_batches, select_rows, split_units, view_of
 from oat.learner.models import Model, device_of, frozen_checksum, refuse_other_frozen, refuse_other_tensors
@@ -101,6 +101,10 @@ _OF_THE_FIRST = ("logps/recorded_gap", "logps/recorded_gap_max")
 """Metrics that compare the policy before the update with the sampler. Only the first optimiser step of an
 update computes with these weights."""
 
+_NO_MOMENTS = (
+    "the checkpoint lacks moments of Adam ({}) of the {}, which has learned; put its files back as they "
+    "were, or go back to the checkpoint before it"
+)
 _FILES_OF = {
     "policy": ("model.path",),
     "reference": ("model.path", "model.reference"),
@@ -254,9 +258,22 @@ class Learner:
         reference follows the policy. Return 0 in all other cases, even for a policy that was updated."""
         return self.following.updates if self.following is not None and model == "reference" else 0
 
-    def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        """Return the weights of a model, by name, in the form that engines load. They are not copied."""
-        return {name: tensor.detach() for name, tensor in self.models[model].tensors().items()}
+    def sizes(self, model: str) -> list[tuple[str, int]]:
+        """Return the names of the weights of a model, in the order of `named_tensors`, and their bytes."""
+        return [(name, tensor.nbytes) for name, tensor in self.models[model].tensors().items()]
+
+    def named_tensors(
+        self, model: str, names: Collection[str] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of a model with their names, in the form that engines load, one after another.
+        They are not copied.
+
+        Args:
+            names: of those that are wanted; None: all.
+        """
+        for name, tensor in self.models[model].tensors().items():
+            if names is None or name in names:
+                yield name, tensor.detach()
 
     def trainable(self, model: str) -> list[str]:
         """Return the names of those weights of a model that learning changes."""
@@ -401,8 +418,12 @@ class Learner:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state from which learning continues: weights under "model/weights/name", moments of Adam under
-        "model/moments/key/name", counters, and checksums of frozen weights."""
+        """The state from which learning continues: `plain_state` and `state_tensors`."""
+        return {**self.plain_state, **dict(self.state_tensors())}
+
+    @property
+    def plain_state(self) -> dict[str, Any]:
+        """The part of the state that is no tensors: counters, and checksums of frozen weights."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         if any(self.left_out.values()):
@@ -411,18 +432,36 @@ class Learner:
             state["critic_updates"] = self.critic_updates
         if self.following is not None:
             state["following"] = self.following.state
-        for model in self._moving:
-            state |= {
-                f"{model}/weights/{name}": parameter.detach()
-                for name, parameter in self.models[model].trainable().items()
-            }
-        for model, part in self.trained.items():
-            for name, parameter in part.model.trainable().items():
-                state |= {
-                    f"{model}/moments/{key}/{name}": value
-                    for key, value in part.optimiser.state.get(parameter, {}).items()
-                }
         return state
+
+    def state_tensors(self, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of the state, one after another: weights, named "model/weights/name", and moments
+        of Adam, named "model/moments/key/name". They are not copied.
+
+        Args:
+            names: of those that are wanted; None: all.
+
+        Raises:
+            CheckpointError: moments belong to no weight of their model.
+        """
+        for name, tensor in self._state_tensors():
+            if names is None or name in names:
+                yield name, tensor
+
+    def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for model in self._moving:
+            for name, parameter in self.models[model].trainable().items():
+                yield f"{model}/weights/{name}", parameter.detach()
+        for model, part in self.trained.items():
+            moments, parameters = part.optimiser.state, part.model.trainable()
+            if lost := len(moments.keys() - {*parameters.values()}):
+                raise CheckpointError(
+                    f"{lost} of {len(moments)} tensors of the {model} that have learned are no weights of it "
+                    "any more, so their moments of Adam would be lost; a model may not replace its parameters"
+                )
+            for name, parameter in parameters.items():
+                for key, value in moments.get(parameter, {}).items():
+                    yield f"{model}/moments/{key}/{name}", value
 
     @torch.no_grad()
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -435,7 +474,7 @@ class Learner:
 
         Raises:
             CheckpointError: the frozen weights differ from those with which the state was made, or the names
-                of the others do.
+                of the others do, or moments are missing.
         """
         weights = {model: _below(state, f"{model}/weights/") for model in self._moving}
         for model, tensors in weights.items():
@@ -454,12 +493,18 @@ class Learner:
             self.load_weights(model, tensors)
         for model, part in self.trained.items():
             part.optimiser.state.clear()
+            moments = _below(state, f"{model}/moments/")
+            if not moments and self.steps[model]:
+                raise CheckpointError(_NO_MOMENTS.format("all", model))
             for name, parameter in part.model.trainable().items():
-                moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
-                if moments["step"] in state:
+                own = {key: moments.get(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+                found = {key: value for key, value in own.items() if value is not None}
+                if len(found) not in (0, len(own)):
+                    raise CheckpointError(_NO_MOMENTS.format(f"one of `{name}`", model))
+                if found:
                     part.optimiser.state[parameter] = {  # Adam keeps its count of steps on the CPU
-                        key: state[place].to("cpu" if key == "step" else parameter.device, copy=True)
-                        for key, place in moments.items()
+                        key: value.to("cpu" if key == "step" else parameter.device, copy=True)
+                        for key, value in found.items()
                     }
 
 

@@ -3,7 +3,7 @@
 Tensors travel some at a time, so no message is larger than a bucket, or than the largest tensor.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,9 +44,15 @@ class RemoteLearner:
         found: dict[str, float] = self._ask("measure", objective.name, batch)
         return found
 
-    def tensors(self, model: str) -> dict[str, Tensor]:
-        """Return the weights of a model, by name."""
-        return self._fetched("tensors", model)
+    def sizes(self, model: str) -> list[tuple[str, int]]:
+        """Return the names of the weights of a model, and their bytes."""
+        found: list[tuple[str, int]] = self._ask("sizes", model)
+        return found
+
+    def named_tensors(self, model: str, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of a model with their names; they are fetched a bucket at a time."""
+        sizes = [(name, size) for name, size in self.sizes(model) if names is None or name in names]
+        yield from self._fetched(sizes, "some", model)
 
     def trainable(self, model: str) -> list[str]:
         """Return the names of the weights of a model that learning changes."""
@@ -62,7 +68,8 @@ class RemoteLearner:
     def state(self) -> "RemoteState":
         """The learner's state. Its tensors are fetched when they are first read; so read them before the next
         update."""
-        return RemoteState(self._ask("plain_state"), lambda: self._fetched("state"))
+        sizes: list[tuple[str, int]] = self._ask("state_sizes")
+        return RemoteState(self._ask("plain_state"), lambda: dict(self._fetched(sizes, "some_state")))
 
     def load_weights(self, model: str, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite those weights of a model that learning changes."""
@@ -79,11 +86,14 @@ class RemoteLearner:
         for names in in_shares([(name, tensor.nbytes) for name, tensor in tensors.items()]):
             self._ask("stage", {name: tensors[name] for name in names})
 
-    def _fetched(self, *place: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for names in in_shares(self._ask("sizes", *place)):
-            found |= self._ask("some", names, *place)
-        return found
+    def _fetched(
+        self, sizes: Iterable[tuple[str, int]], what: str, *place: str
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors of the other process, by the names and bytes in `sizes`."""
+        for names in in_shares(sizes):
+            some: dict[str, Tensor] = self._ask(what, names, *place)
+            for name in names:
+                yield name, some.pop(name)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         try:

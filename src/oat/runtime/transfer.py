@@ -15,7 +15,7 @@ tensor with fewer than `GROUP` rows has the CRC-32 of its bytes.
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, cast
 
 import torch
@@ -173,15 +173,26 @@ def loaded_with(slot: str, shared: Sequence[Collection[str]]) -> Collection[str]
 
 
 def buckets(
-    slot: str, version: int, tensors: Mapping[str, Tensor], most_bytes: int = BUCKET_BYTES
+    slot: str, version: int, tensors: Iterable[tuple[str, Tensor]], most_bytes: int = BUCKET_BYTES
 ) -> Iterator[Bucket]:
-    """Yield the tensors in buckets of at most `most_bytes`, in their order, each with its checksum. A thread
-    computes the checksums of the next buckets while the caller works with one."""
-    shares = in_shares([(name, tensor.nbytes) for name, tensor in tensors.items()], most_bytes)
-    contents = [{name: tensors[name] for name in names} for names in shares]
+    """Yield named tensors in buckets of at most `most_bytes`, in their order, each with its checksum. A
+    larger tensor is a bucket of its own. A thread computes the checksums while a bucket is filled. No tensor
+    is kept when its bucket is dropped."""
     with ThreadPoolExecutor(1, "checksums") as thread:
-        for content, sums in zip(contents, thread.map(checksums, contents), strict=True):
-            yield Bucket(slot, version, content, sums)
+        content, sums, total = dict[str, Tensor](), dict[str, Future[int]](), 0
+        for name, tensor in tensors:
+            if content and total + tensor.nbytes > most_bytes:
+                yield Bucket(slot, version, content, _known(sums))
+                content, sums, total = {}, {}, 0
+            content[name], sums[name] = tensor, thread.submit(checksum, tensor)
+            total += tensor.nbytes
+            del tensor
+        if content:
+            yield Bucket(slot, version, content, _known(sums))
+
+
+def _known(sums: Mapping[str, "Future[int]"]) -> dict[str, int]:
+    return {name: found.result() for name, found in sums.items()}
 
 
 def in_shares(sizes: Iterable[tuple[str, int]], most_bytes: int = BUCKET_BYTES) -> Iterator[list[str]]:

@@ -4,7 +4,7 @@ The tensors travel in buckets (`runtime/transfer.py`), each with its checksum. A
 a slot, such as an engine, proves that it computes with them (`Shipment.proof`).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -113,22 +113,25 @@ class Weights:
         Raises:
             WeightsError: weights did not arrive as they were sent, or the holder has others afterwards.
         """
-        tensors: Mapping[str, torch.Tensor] = learner.tensors(MODEL_OF_SLOT[slot])
-        proof = self._proof(slot, learner)
-        if slot in self.dtypes:
-            tensors = {
-                name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor
-                for name, tensor in tensors.items()
-            }
-        holder, sent = self.holders[slot], dict[str, int]()
-        holder.begin(Shipment(slot, version, tuple(tensors), proof))
-        for bucket in buckets(slot, version, tensors):
+        model, proof = MODEL_OF_SLOT[slot], self._proof(slot, learner)
+        names = tuple(name for name, _ in learner.sizes(model))
+        holder, sent, sampled = self.holders[slot], dict[str, int](), dict[str, int]()
+        holder.begin(Shipment(slot, version, names, proof))
+        for bucket in buckets(slot, version, self._cast(slot, learner.named_tensors(model))):
             sent |= bucket.sums
+            if proof == "sample":
+                sampled |= checksums(bucket.tensors, sample=version)
             holder.put(bucket)
-        if proof == "sample":
-            sent = checksums(tensors, sample=version)
-        prove(holder.commit(), Receipt(slot, version, sent))
+        prove(holder.commit(), Receipt(slot, version, sampled if proof == "sample" else sent))
         self.versions |= dict.fromkeys(loaded_with(slot, self.shared), version)
+
+    def _cast(
+        self, slot: str, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield weights in the precision of a slot."""
+        dtype = self.dtypes.get(slot)
+        for name, tensor in tensors:
+            yield name, tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
     def _proof(self, slot: str, learner: Learner) -> Literal["all", "sample"] | Probe:
         if not isinstance(self.proof, Probing):
@@ -155,8 +158,7 @@ class Weights:
 
 def _trained(learner: Learner, model: str) -> dict[str, torch.Tensor]:
     """Return copies of those weights of a model that learning changes."""
-    tensors = learner.tensors(model)
-    return {name: tensors[name].clone() for name in learner.trainable(model)}
+    return {name: tensor.clone() for name, tensor in learner.named_tensors(model, learner.trainable(model))}
 
 
 @contextmanager
