@@ -41,6 +41,7 @@ from oat.learner.models import Model, device_of, frozen_checksum, refuse_other_f
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings, build_optimiser, clip_gradient
 from oat.learner.reduction import Reduction
+from oat.learner.shards import whole
 from oat.models.causal_lm import checkpointing
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Batch, Trajectory
@@ -266,14 +267,15 @@ class Learner:
         self, model: str, names: Collection[str] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights of a model with their names, in the form that engines load, one after another.
-        They are not copied.
+        They are not copied; of
+        a shard, the whole tensor is made.
 
         Args:
             names: of those that are wanted; None: all.
         """
         for name, tensor in self.models[model].tensors().items():
             if names is None or name in names:
-                yield name, tensor.detach()
+                yield name, whole(tensor.detach())
 
     def trainable(self, model: str) -> list[str]:
         """Return the names of those weights of a model that learning changes."""

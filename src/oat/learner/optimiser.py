@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from oat.errors import ModelError
+from oat.learner.shards import local, over_ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -116,13 +117,13 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
     Gradients may be of any precision, and on several devices. Each device is waited for once.
     """
     squares: dict[torch.device, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        gradient = parameter.grad.detach().reshape(-1)
+    gradients = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
+    for gradient in map(local, gradients):
+        gradient = gradient.reshape(-1)
         pieces = gradient.split(_PIECE if gradient.device.type == "cpu" else _PIECE_ELSEWHERE)
         squares.setdefault(gradient.device, []).extend(piece.double().square().sum() for piece in pieces)
-    return math.sqrt(sum(float(_sum(torch.stack(parts))) for parts in squares.values()))
+    found = sum(float(_sum(torch.stack(parts))) for parts in squares.values())
+    return math.sqrt(over_ranks(found, gradients))
 
 
 def clip_gradient(parameters: Iterable[torch.nn.Parameter], most: float) -> float:

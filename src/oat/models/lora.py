@@ -238,7 +238,7 @@ def add_adapter(
             raise ConfigError(
                 f"model.lora.targets is {names!r}: {reason}; name linear layers of a {lm.model_type}"
             ) from error
-    adapted = CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
+    adapted = CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts, root=lm.root)
     adapted.unknown, adapted.is_in_files = lm.unknown, lm.is_in_files
     return adapted
 

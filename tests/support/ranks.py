@@ -1,0 +1,115 @@
+"""A learner whose models are sharded over ranks (FSDP2), each in a process of its own."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from objectives import OBJECTIVES, VOCABULARY, compared_feedback, scored_feedback
+from tiny_models import build_config, save_llama, save_model
+from weights import weights_of
+
+from oat import wire
+from oat.learner.learner import Learner
+from oat.learner.models import LanguageModel
+from oat.learner.optimiser import OptimiserSettings
+from oat.learner.shards import local
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
+from oat.models.lora import add_adapter
+from oat.processes.pipe import Pipe
+from oat.seeds import Seeds
+
+UPDATES = 5
+CASES = {
+    "grpo": ("plain", "grpo"),
+    "dpo": ("plain", "dpo"),
+    "grpo, tied embeddings": ("tied", "grpo"),
+    "dpo, tied embeddings": ("tied", "dpo"),
+    "grpo, LoRA": ("LoRA", "grpo"),
+    "dpo, LoRA": ("LoRA", "dpo"),
+    "dpo, LoRA on the head": ("LoRA on the head", "dpo"),
+}
+"""The model and the objective of each case."""
+
+
+def save_models(folder: Path) -> None:
+    save_llama(folder / "plain", vocab_size=VOCABULARY, hidden=16, inner=24, spread=0.3)
+    save_model(folder / "tied", build_config("qwen3", VOCABULARY), scale=1.0)
+
+
+def models_of(folder: Path, kind: str) -> dict[str, LanguageModel]:
+    path = str(folder / ("tied" if kind == "tied" else "plain"))
+    policy = load_lm(path)
+    if kind.startswith("LoRA"):
+        targets = ("lm_head", "q_proj", "down_proj") if "head" in kind else "all-linear"
+        policy = add_adapter(policy, rank=2, alpha=4.0, targets=targets, seed=1)
+        torch.manual_seed(5)
+        with torch.no_grad():  # an adapter begins as zero
+            for parameter in policy.trainable().values():
+                parameter.add_(0.05 * torch.randn(parameter.shape))
+        lms = {"policy": policy, "reference": policy.base()}
+    else:
+        lms = {"policy": policy, "reference": load_lm(path)}
+    return {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=5) for name, lm in lms.items()}
+
+
+def shard(lm: CausalLM, mesh: Any) -> None:
+    """Shard the root of a model, and each of its layers."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in lm.module.base_model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(lm.root, mesh=mesh, reshard_after_forward=True)
+
+
+def updates(models: Mapping[str, LanguageModel], objective: str) -> dict[str, Any]:
+    """Make updates, and return the metrics of each, the weights afterwards, and the old log-probabilities."""
+    settings = OptimiserSettings(1e-2, schedule_steps=10, max_grad_norm=0.5)
+    learner = Learner(models, {"policy": settings}, micro_batch_size=5, seeds=Seeds(0))
+    made = OBJECTIVES[objective]()
+    feedback = compared_feedback() if made.requires.feedback == "compare" else scored_feedback()
+    metrics = []
+    for _ in range(UPDATES):
+        batch = made.prepare(feedback, learner.forward, np.random.default_rng(0))
+        metrics.append(
+            {name: value for name, value in learner.update(made, batch).items() if "_s" not in name}
+        )
+    names = {name for name, tensor in learner.state_tensors() if "/moments/exp_avg/" in name}
+    weights = {name: tensor.detach().clone() for name, tensor in weights_of(learner).items()}
+    return {
+        "metrics": metrics,
+        "weights": weights,
+        "moments": len(names),
+        "trained": len(learner.trainable("policy")),
+    }
+
+
+def share_of(models: Mapping[str, LanguageModel]) -> float:
+    """Return the part of the bytes of all parameters that this rank holds."""
+    parameters = {id(each): each for model in models.values() for each in model.module.parameters()}.values()
+    held = sum(local(each).numel() for each in parameters)
+    return held / sum(each.numel() for each in parameters)
+
+
+def work(pipe: Pipe, order: Mapping[str, Any]) -> None:
+    """Be a rank: make the updates of every case, and send what came of them."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    dist.init_process_group(
+        "gloo", init_method=f"file://{order['meeting']}", rank=order["rank"], world_size=order["ranks"]
+    )
+    mesh = init_device_mesh("cpu", (order["ranks"],))
+    for kind, objective in CASES.values():
+        models = models_of(Path(order["folder"]), kind)
+        for root in {model.root: model.lm for model in models.values()}.values():
+            shard(root, mesh)
+        before = share_of(models)
+        found = updates(models, objective)
+        pipe.send(wire.encode({**found, "share": max(before, share_of(models))}))
+    dist.destroy_process_group()
