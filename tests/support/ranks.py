@@ -1,7 +1,7 @@
 """A learner whose models are sharded over ranks (FSDP2), each in a process of its own."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from oat import wire
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optimiser import OptimiserSettings
+from oat.learner.ranks import ALONE, Ranks
 from oat.learner.shards import local
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
@@ -65,18 +66,37 @@ def shard(lm: CausalLM, mesh: Any) -> None:
     fully_shard(lm.root, mesh=mesh, reshard_after_forward=True)
 
 
-def updates(models: Mapping[str, LanguageModel], objective: str) -> dict[str, Any]:
-    """Make updates, and return the metrics of each, the weights afterwards, and the old log-probabilities."""
+class Gloo:
+    """The ranks of a group (`oat.learner.ranks.Ranks`)."""
+
+    def agreed(self, decide: Callable[[], Any]) -> Any:
+        import torch.distributed as dist
+
+        found = [decide() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(found)
+        return found[0]
+
+    def joined(self, value: Any) -> list[Any]:
+        import torch.distributed as dist
+
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value)
+        return found
+
+
+def updates(
+    models: Mapping[str, LanguageModel], objective: str, ranks: Ranks = ALONE, micro: int = 5
+) -> dict[str, Any]:
+    """Make updates, and return the metrics of each, the weights afterwards, and the number of moments."""
     settings = OptimiserSettings(1e-2, schedule_steps=10, max_grad_norm=0.5)
-    learner = Learner(models, {"policy": settings}, micro_batch_size=5, seeds=Seeds(0))
+    learner = Learner(models, {"policy": settings}, micro_batch_size=micro, seeds=Seeds(0), ranks=ranks)
     made = OBJECTIVES[objective]()
     feedback = compared_feedback() if made.requires.feedback == "compare" else scored_feedback()
     metrics = []
     for _ in range(UPDATES):
         batch = made.prepare(feedback, learner.forward, np.random.default_rng(0))
-        metrics.append(
-            {name: value for name, value in learner.update(made, batch).items() if "_s" not in name}
-        )
+        found = learner.update(made, batch)
+        metrics.append({name: value for name, value in found.items() if not name.startswith("roofline")})
     names = {name for name, tensor in learner.state_tensors() if "/moments/exp_avg/" in name}
     weights = {name: tensor.detach().clone() for name, tensor in weights_of(learner).items()}
     return {
@@ -110,6 +130,7 @@ def work(pipe: Pipe, order: Mapping[str, Any]) -> None:
         for root in {model.root: model.lm for model in models.values()}.values():
             shard(root, mesh)
         before = share_of(models)
-        found = updates(models, objective)
+        # what a rank would decide by itself, it leaves to rank 0
+        found = updates(models, objective, Gloo(), micro=5 - 2 * order["rank"])
         pipe.send(wire.encode({**found, "share": max(before, share_of(models))}))
     dist.destroy_process_group()

@@ -1,6 +1,8 @@
 """Cuts batches by rows. Each column is cut along its own axis."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -90,6 +92,39 @@ def columns_on(
 ) -> Mapping[str, torch.Tensor]:
     """Return columns whose tensors are on a device; None: as they are."""
     return columns if device is None else {name: values.to(device) for name, values in columns.items()}
+
+
+class StepPlan(NamedTuple):
+    """What an optimiser step computes.
+
+    Attributes:
+        rows: indices of its rows in the batch.
+        micro_batches: the rows of each forward pass, as indices within `rows`.
+    """
+
+    rows: np.ndarray
+    micro_batches: list[np.ndarray]
+
+
+def plan_of(
+    batch: Batch, generator: np.random.Generator, *, most: int | None, size: int | None, tokens: int | None
+) -> list[StepPlan]:
+    """Plan the optimiser steps of an update: one for each mini-batch, pass after pass.
+
+    Args:
+        most: largest number of optimiser steps; None: no limit.
+        size, tokens: see `micro_batches`.
+    """
+    units = np.arange(int(batch.unit_of_N.max()) + 1)
+    found: list[StepPlan] = []
+    for _ in range(batch.epochs):
+        order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
+        for rows in split_units(batch, order, batch.minibatches):
+            if most is not None and len(found) == most:
+                return found
+            step = select_rows(replace(batch, columns={}), rows)
+            found.append(StepPlan(rows, [*micro_batches(step, size, tokens)]))
+    return found
 
 
 def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndarray]:

@@ -25,7 +25,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,11 @@ from oat import wire
 from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
-from oat.learner.batching import columns_on, fault_of, micro_batches, select_rows, split_units, view_of
+from oat.learner.batching import columns_on, fault_of, micro_batches, plan_of, select_rows, view_of
 from oat.learner.models import Model, device_of, frozen_checksum, refuse_other_frozen, refuse_other_tensors
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings, build_optimiser, clip_gradient
+from oat.learner.ranks import ALONE, Ranks
 from oat.learner.reduction import Reduction
 from oat.learner.shards import whole
 from oat.models.causal_lm import checkpointing
@@ -144,6 +144,7 @@ class Learner:
             finite. The next such step ends the run.
         following: the rule by which the reference follows the policy; None: the reference is frozen.
         keep: folder to which the batch that stops the run is written; None: it is not written.
+        ranks: the processes that learn together.
     """
 
     def __init__(
@@ -160,8 +161,9 @@ class Learner:
         following: Following | None = None,
         keep: Path | None = None,
         seeds: Seeds,
+        ranks: Ranks = ALONE,
     ):
-        self.models, self.seeds = dict(models), seeds
+        self.models, self.seeds, self.ranks = dict(models), seeds, ranks
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
         self.gradient_checkpointing = gradient_checkpointing
@@ -194,7 +196,7 @@ class Learner:
         """Return the wanted outputs of a model for rows, without gradient. An output is (K,), one value for
         each trained token; a reward model's is (N,). It is on the CPU."""
         units = np.arange(len(rows))
-        cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
+        cuts = self._cuts(Batch(tuple(rows), units, units))
         with self.stopwatch:
             parts = [self.models[model].outputs([rows[row] for row in cut], {}, wants) for cut in cuts]
         return {want: torch.cat([part[want] for part in parts]).cpu() for want in wants}
@@ -223,13 +225,14 @@ class Learner:
         most = self.max_updates if _main(objective.wants) in objective.wants else None
         reports: list[dict[str, float]] = []
         if batch.size:
+            limits = {"size": self.micro_batch_size, "tokens": self.micro_batch_tokens}
+            plan = self.ranks.agreed(lambda: plan_of(batch, generator, most=most, **limits))
             with self.stopwatch:
-                shares = [*islice(_shares(batch, generator), most)]
-                for number, rows in enumerate(shares):
-                    values, goes_on = self._step(objective, select_rows(batch, rows))
+                for number, (rows, cuts) in enumerate(plan):
+                    values, goes_on = self._step(objective, select_rows(batch, rows), cuts)
                     reports.append(values)
                     if not goes_on:
-                        self._end_passes(objective, len(shares) - number)
+                        self._end_passes(objective, len(plan) - number)
                         break
         if "critic" in objective.wants and self.critic_only_steps:
             self.critic_updates += 1
@@ -250,9 +253,15 @@ class Learner:
         """Return the losses and metrics of an objective over a complete batch under the present weights. No
         weight changes."""
         report = _Report()
-        for outputs, view, losses in self._passes(objective, batch):
+        cuts = self._cuts(batch)
+        for outputs, view, losses in self._passes(objective, batch, cuts):
             report.add(losses, objective.metrics(outputs, view), view)
         return report.values()
+
+    def _cuts(self, batch: Batch) -> list[np.ndarray]:
+        """Return the row indices of each micro-batch of a batch."""
+        size, tokens = self.micro_batch_size, self.micro_batch_tokens
+        return self.ranks.agreed(lambda: [*micro_batches(batch, size, tokens)])
 
     def version(self, model: str) -> int:
         """Return the number of updates that the reference has had, if `model` is "reference" and the
@@ -291,16 +300,24 @@ class Learner:
         is_alone = "critic" in objective.wants and self.critic_updates < self.critic_only_steps
         return [name for name in objective.wants if name == "critic" or not is_alone]
 
-    def _step(self, objective: Objective, step: Batch) -> tuple[dict[str, float], bool]:
+    def _step(
+        self, objective: Objective, step: Batch, cuts: Sequence[np.ndarray]
+    ) -> tuple[dict[str, float], bool]:
         """Make an optimiser step, unless a number is not finite or the objective ends its passes before it.
-        Return the metrics of its mini-batch, and False if the passes end."""
+
+        Args:
+            cuts: the rows of each micro-batch.
+
+        Returns:
+            The metrics of its mini-batch, and False if the passes end.
+        """
         trained = {name: self.trained[name] for name in self._learning(objective)}
         learning_rates = self._schedule(trained)
         for part in trained.values():
             part.optimiser.zero_grad(set_to_none=True)
         report, nonfinite = _Report(), []
         with self.learning(objective):
-            for outputs, view, losses in self._passes(objective, step):
+            for outputs, view, losses in self._passes(objective, step, cuts):
                 total = losses[_total_name(objective)]
                 if not total.requires_grad:
                     raise ContractError(
@@ -313,9 +330,9 @@ class Learner:
         values = report.values()
         norms = {name: self._clip(part) for name, part in trained.items()}
         nonfinite += nonfinite_results(values, norms)
-        if nonfinite:
+        if nonfinite := [what for each in self.ranks.joined(nonfinite) for what in each]:
             return self._leave_out(objective, step, nonfinite), True
-        if ends_update(objective, values):
+        if self.ranks.agreed(lambda: ends_update(objective, values)):
             self._forget_gradients(objective)
             return values, False
         self.skipped_in_row = 0
@@ -329,14 +346,14 @@ class Learner:
         return values, True
 
     def _passes(
-        self, objective: Objective, step: Batch
+        self, objective: Objective, step: Batch, cuts: Sequence[np.ndarray]
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
         """Yield three values for each micro-batch: the outputs of each model; the view of the micro-batch;
         and, by name, what the micro-batch adds to each part of the loss and to the total loss. All are on the
         device of the objective's main model."""
         reduction, learning = Reduction(step), self._learning(objective)
         device = device_of(self.trained[_first(objective)].model)
-        for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
+        for number, rows in enumerate(cuts):
             micro = select_rows(step, rows)
             view, groups = view_of(micro, device), torch.from_numpy(step.group_of_N[rows]).to(device)
             outputs = {}
@@ -512,14 +529,6 @@ class Learner:
 
 def _below(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield the row indices of each mini-batch, pass after pass."""
-    units = np.arange(int(batch.unit_of_N.max()) + 1)
-    for _ in range(batch.epochs):
-        order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
-        yield from split_units(batch, order, batch.minibatches)
 
 
 def _main(names: Collection[str]) -> str:
