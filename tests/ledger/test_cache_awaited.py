@@ -224,7 +224,7 @@ def test_an_evaluation_that_is_given_up_leaves_nobody_waiting(opened: Opened) ->
         ("failed",),
     ]
     assert contradictions(ledger.store) == []
-    assert (ledger.settling.awaiting, ledger.store.unanswered()) == ({}, [])
+    assert ({row.stage for row in ledger.open.rows.values()}, ledger.store.unanswered()) == (set(), [])
     ask(ledger, 1, make_group(0, "a", "bb"), purpose="eval")
     assert recorded(ledger.store, "eval", 1)[0].cached == (None, Known(2.0, "ok")), (
         "what failed is asked again, and awaits nobody"

@@ -100,7 +100,7 @@ def test_ask_is_one_transaction(opened: Callable[..., Ledger]) -> None:
     with pytest.raises(Exception, match="UNIQUE"):
         ledger.ask(0, 0, [group], make_questions([group, group], "compare", 0, oracle="o"))
     assert not ledger.recalls(0, 0)
-    assert (ledger.asked(1, 0), oracle.asked, ledger.outstanding.pending, ledger.rounds.groups) == (
+    assert (ledger.asked(1, 0), oracle.asked, ledger.open.rows, ledger.rounds.groups) == (
         0,
         [],
         {},

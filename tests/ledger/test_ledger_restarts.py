@@ -13,6 +13,7 @@ from posts import Clock, Post, ask, length, occurrences, rewards
 from oat.errors import OracleError
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
+from oat.ledger.open_questions import Stage
 from oat.oracles.callables import CallableOracle
 from oat.types import Answer, Kind, Question
 from oat.types.questions import Budget
@@ -135,7 +136,7 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
     assert ledger.committed("eval").queries == 2
     ledger.give_up(2, "eval")
     assert (ledger.committed("eval").queries, ledger.store.spent("eval").queries) == (1, 1)
-    assert [pending.question.key.purpose for pending in ledger.outstanding.pending.values()] == ["train"]
+    assert [row.purpose for row in ledger.open.at(Stage.SENT)] == ["train"]
 
     ledger.close()
     ledger = opened(mended := Post(clock, {}, durable=durable), budgets={"eval": Budget(queries=3)})

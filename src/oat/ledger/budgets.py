@@ -36,10 +36,12 @@ begins only if its highest price fits.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from oat.errors import warn
-from oat.ledger.cache import Asking, Cache
-from oat.ledger.intents import Awaited, Intent, Quote, rest
+from oat.ledger.cache import Asks, Cache
+from oat.ledger.intents import Awaited, Intent, Quote, ValueAddress, rest
+from oat.ledger.open_questions import CacheKey, OpenQuestion, OpenQuestions, Stage
 from oat.ledger.outstanding import unanswered
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
@@ -47,30 +49,45 @@ from oat.types import UNASKED, Key, Price, Question, Spent
 from oat.types.questions import Budget
 
 
+class Wave(NamedTuple):
+    """What `BudgetedBatches.next` formed.
+
+    Attributes:
+        rows: the questions of the wave; empty if none was formed.
+        refusals: questions before them that the budget does not allow, each with its highest price and the
+            spending before it.
+    """
+
+    rows: list[OpenQuestion]
+    refusals: list[tuple[Question, Price, Price]]
+
+
 class BudgetedBatches:
     """The waves of one ledger. The caller holds the store's lock.
 
     Args:
+        open_questions: the open questions. `HELD` are those that are in no wave yet.
         budgets: the budgets, by purpose.
         price: a function that returns the highest price of a question.
 
     Attributes:
         limited: the purposes that are asked in waves because of a limit in tokens or money.
-        held: by purpose, the questions that are in no wave yet, in recorded order.
-        refusals: unpaid questions, each with its highest price and the spending before it. The caller reports
-            them and then clears the list.
     """
 
-    def __init__(self, store: Store, budgets: Mapping[str, Budget], price: Callable[[Question], Price]):
+    def __init__(
+        self,
+        store: Store,
+        open_questions: OpenQuestions,
+        budgets: Mapping[str, Budget],
+        price: Callable[[Question], Price],
+    ):
         self.store = store
+        self.open = open_questions
         self.budgets = budgets
         self.price = price
         self.limited = {
             purpose for purpose, budget in budgets.items() if purpose == "train" and budget.is_known_late
         }
-        self.held: dict[str, list[Intent]] = {}
-        self.refusals: list[tuple[Intent, Price, Price]] = []
-        self._prices: dict[int, Price] = {}
         self._ends: dict[str, int] = dict(store.rows("SELECT purpose, MAX(last) FROM waves GROUP BY purpose"))
 
     def begin(self) -> None:
@@ -96,15 +113,10 @@ class BudgetedBatches:
         purpose = intent.question.key.purpose
         return self.covers(purpose) and intent.id > self._ends[purpose]
 
-    def hold(self, intents: Iterable[Intent]) -> None:
-        """Add questions to those that wait for a later wave."""
-        for intent in intents:
-            self.held.setdefault(intent.question.key.purpose, []).append(intent)
-
     def is_ready(self, purpose: str) -> bool:
         """Return True if a purpose has questions that are in no wave yet, and its next wave can be formed:
         all earlier waves are settled, or the purpose has no limit in tokens or money."""
-        if not self.held.get(purpose):
+        if not self.open.has(purpose, Stage.HELD):
             return False
         sql = "SELECT EXISTS (SELECT 1 FROM waiting WHERE purpose = ? AND answered = 0 AND question <= ?)"
         return (
@@ -112,45 +124,43 @@ class BudgetedBatches:
             or not self.store.db.execute(sql, (purpose, self._ends[purpose])).fetchone()[0]
         )
 
-    def next(self, purpose: str) -> list[Intent]:
+    def next(self, purpose: str) -> Wave:
         """Form and record the next wave of a purpose. If the previous wave is not settled, do nothing.
 
         Held questions are those that are in no wave yet. The wave begins with the first of them that fits
         the budget. Those before it are recorded as unpaid. The caller holds the transaction.
 
         Returns:
-            The questions of the wave, as `as_asked` returns them; empty if no wave was formed. A
-            question has nothing to send if other questions or earlier answers bring all of its values.
+            The questions of the wave, with what is asked (`as_asked`). A question has nothing to send if
+            other questions or earlier answers bring all of its values.
         """
-        wave: list[Intent] = []
+        wave, refusals = list[OpenQuestion](), list[tuple[Question, Price, Price]]()
         if not self.is_ready(purpose):
-            return wave
+            return Wave(wave, refusals)
         is_limited = purpose in self.limited
         budget = self.budgets[purpose] if is_limited else Budget()
         spent = self._spent(purpose) if is_limited else None
         most = spent or Price()
-        for held in self.held[purpose]:
-            intent = self.as_asked(held)
+        for row in self.open.of(purpose, Stage.HELD):
+            intent = self.as_asked(row.intent)
             price = Price() if spent is None else self.price_of(intent)
-            is_next_round = spent is not None and wave and _round_of(intent) != _round_of(wave[0])
+            is_next_round = spent is not None and wave and _round_of(intent) != _round_of(wave[0].intent)
             is_within = price == Price() or budget.allows(most + price)
             if is_next_round or (wave and not is_within):
                 break
             if is_within:
-                wave.append(intent)
+                row.asked = intent
+                wave.append(row)
                 most += price
             else:
                 self.store.add_answers([(intent.id, unanswered(intent, "unpaid"), None)])
-                self.refusals.append((intent, price, most))
+                self.open.move(row, Stage.ANSWERED)
+                refusals.append((intent.question, price, most))
         if wave:
             self._record(purpose, wave[0].id, wave[-1].id, spent)
-        end = wave[-1].id if wave else self.held[purpose][-1].id
-        self.held[purpose] = [intent for intent in self.held[purpose] if intent.id > end]
-        return wave
-
-    def forget(self, purpose: str) -> None:
-        """Drop the questions of a purpose that are in no wave yet."""
-        self.held.pop(purpose, None)
+        for row in wave:
+            self.open.move(row, Stage.DUE if row.asked.is_sent else Stage.AWAITING)
+        return Wave(wave, refusals)
 
     def as_asked(self, intent: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
         """Return a question as it is asked: each value that it awaits from an unpaid question becomes a
@@ -197,10 +207,6 @@ class BudgetedBatches:
         taken = self.store.taken_so_far(purpose)
         sql = "SELECT question FROM waiting WHERE purpose = ? AND step < ? ORDER BY question"
         intents = {id: intent(id) for (id,) in self.store.db.execute(sql, (purpose, step)).fetchall()}
-        self._prices = {
-            id: self._prices[id] if id in self._prices else self.price_of(each)
-            for id, each in intents.items()
-        }
         keys = {each.question.key for each in intents.values()}
         unpaid_keys = set[Key]()
         prices = [taken]
@@ -209,7 +215,7 @@ class BudgetedBatches:
             asked = self.as_asked(
                 each, lambda key: key in unpaid_keys or (key not in keys and self._was_unpaid(key))
             )
-            price = self._prices[id] if asked is each else self.price_of(asked)
+            price = self._known_price(id, each) if asked is each else self.price_of(asked)
             if price != Price() and not budget.allows(taken + price):
                 unpaid_keys.add(asked.question.key)
                 refusals.append(price)
@@ -220,6 +226,12 @@ class BudgetedBatches:
             min(refusals, key=in_order, default=None),
             len(intents) - len(unpaid_keys),
         )
+
+    def _known_price(self, id: int, intent: Intent) -> Price:
+        row = self.open.rows[id]
+        if row.price is None:
+            row.price = self.price_of(intent)
+        return row.price
 
     def _was_unpaid(self, key: Key) -> bool:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
@@ -267,6 +279,19 @@ def _round_of(intent: Intent) -> tuple[int, int]:
     return intent.question.key.step, intent.question.key.round
 
 
+class Terms(NamedTuple):
+    """The terms on which a question is recorded.
+
+    Attributes:
+        is_paid: True if the budget allows the question. A question that waits for a wave is checked later.
+        asks: the queries that it asks; empty if it is not paid.
+    """
+
+    quote: Quote
+    is_paid: bool
+    asks: Asks
+
+
 class Spending:
     """Prices questions, and checks the prices against the budgets of their purposes.
 
@@ -291,39 +316,34 @@ class Spending:
         self._intent = intent
         self._warned = set[str]()
 
-    def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
-        """Quote these questions, which the ledger is about to record, and check their prices.
-
-        Returns:
-            Two lists with an entry for each question: its quote, and True if the budget allows the question.
-            If the purpose is asked in waves, the second list is all True, and `BudgetedBatches.next` checks
-            the budget later.
-        """
+    def terms(self, purpose: str, questions: Sequence[Question]) -> list[Terms]:
+        """Return the terms of these questions, which the ledger is about to record."""
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
-        quotes = []
-        paid = []
+        found = []
         committed = self.store.committed(purpose)
-        asking = self._cache.asking
+        asking = _Asking(self.waves.open)
         for question in questions:
-            quote, own = self._quote(question, asking)
-            paid.append(
+            quote, asks = self._quote(question, asking)
+            is_paid = (
                 not budget.is_limited or quote.price == Price() or budget.allows(committed + quote.price)
             )
-            if not paid[-1]:
+            if is_paid:
+                asking.add(asks)
+                committed += quote.price
+                found.append(Terms(quote, True, asks))
+            else:
                 self.say_unpaid(question, quote.price, committed)
-            asking.update(own if paid[-1] else {})
-            quotes.append(quote if paid[-1] else Quote(quote.cached))
-            committed += quotes[-1].price
-        return quotes, paid
+                found.append(Terms(Quote(quote.cached), False, []))
+        return found
 
     def price(self, questions: Sequence[Question]) -> Price:
         """Return the sum of the highest prices of these questions if they were asked now. Values that are
         known or awaited cost nothing."""
-        asking = dict(self._cache.asking)
+        asking = _Asking(self.waves.open)
         price = Price()
         for question in questions:
-            quote, own = self._quote(question, asking)
-            asking.update(own)
+            quote, asks = self._quote(question, asking)
+            asking.add(asks)
             price += quote.price
         return price
 
@@ -393,11 +413,11 @@ class Spending:
     def _outlook(self, step: int, purpose: str) -> Spent:
         return self.waves.projected(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
-    def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
+    def _quote(self, question: Question, asking: "_Asking") -> tuple[Quote, Asks]:
         """Return the quote of a question, and the queries that the question would send, as `Cache.find`
         returns them."""
         if question.oracle == UNASKED:
-            return Quote(), {}
+            return Quote(), []
         oracle = self._oracle(question.oracle)
         cached, own = self._cache.find(question, asking)
         price = oracle.price(rest(question, cached)) if None in cached else Price()
@@ -405,3 +425,18 @@ class Spending:
 
     def _price_of(self, intent: Intent) -> Price:
         return self.waves.price_of(self.waves.as_asked(intent))
+
+
+class _Asking:
+    """The queries that open questions ask, and those of questions that are about to be recorded."""
+
+    def __init__(self, open_questions: OpenQuestions):
+        self._open = open_questions
+        self._new: dict[CacheKey, list[ValueAddress]] = {}
+
+    def add(self, asks: Asks) -> None:
+        for key, address in asks:
+            self._new.setdefault(key, []).append(address)
+
+    def __call__(self, key: CacheKey) -> tuple[ValueAddress, ...]:
+        return (*self._open.asking(key), *self._new.get(key, ()))

@@ -17,31 +17,27 @@ same queries as the unbroken one.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from oat.ledger.intents import Awaited, Intent, Value, ValueAddress, mean, prompt_text, text_name, values_of
+from oat.ledger.open_questions import CacheKey
 from oat.ledger.store import Store
-from oat.types import Answer, Key, Question
+from oat.types import Answer, Question
 
-CacheKey = tuple[str, str, str]
-"""Purpose, oracle, and a hash of the remaining parts of the key: the columns `purpose`, `oracle` and `item`
-of the table `cache`."""
-Asking = dict[CacheKey, tuple[ValueAddress, ...]]
-"""Maps the cache key of a query to addresses, one for each time that the query is asked, from the oldest
-question to the newest. Each address says where an answer will have a value of the query."""
+Asking = Callable[[CacheKey], tuple[ValueAddress, ...]]
+"""Returns where answers will have values of a query, as `OpenQuestions.asking` does."""
+Asks = list[tuple[CacheKey, ValueAddress]]
+"""The queries that a question asks, each with the address at which its value will arrive."""
 
 
 class Cache:
-    """The known answers of one ledger, and the queries that are being asked.
+    """The known answers of one ledger.
 
     Args:
         repeats: number of answers that are bought for a query before they are used again; 0: no answer is
             used again.
         versions: the oracles' versions, by address. Answers of another version are not used.
         oracles: the addresses of the oracles whose answers may be used again.
-
-    Attributes:
-        asking: the queries that were sent for questions which no step has taken yet.
     """
 
     def __init__(self, store: Store, repeats: int, versions: Mapping[str, str], oracles: Collection[str]):
@@ -49,27 +45,24 @@ class Cache:
         self.repeats = repeats
         self.versions = versions
         self.oracles = oracles if repeats else ()
-        self.asking: Asking = {}
 
-    def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
+    def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asks]:
         """Find which values of a question are known, awaited, or to be asked for.
 
         Args:
             asking: the queries that other questions ask.
 
         Returns:
-            The state of each value, and the queries that this question has to ask. Each query comes with
-            the addresses at which its value will arrive: those in `asking`, then the one in the answer to
-            this question. If the oracle's answers may not be used again, all values are to be asked for, and
-            no query is returned.
+            The state of each value, and the queries that this question has to ask. If the oracle's answers
+            may not be used again, all values are to be asked for, and no query is returned.
         """
         if question.oracle not in self.oracles:
-            return (None,) * question.size, {}
+            return (None,) * question.size, []
         found: list[Value] = []
-        own: Asking = {}
+        own: Asks = []
         for place, (key, is_turned) in enumerate(self._keys(question)):
             known = self.store.cached(*key)
-            askers = own.get(key, asking.get(key, ()))
+            askers = (*asking(key), *(address for other, address in own if other == key))
             if len(known) >= self.repeats:
                 found.append(mean(known).turned(is_turned))
             elif len(known) + len(askers) >= self.repeats:
@@ -77,35 +70,20 @@ class Cache:
                 found.append(Awaited(brought_by, tuple(each.turned(is_turned) for each in known)))
             else:
                 found.append(None)
-                own[key] = (*askers, ValueAddress(question.key, place, is_turned))
+                own.append((key, ValueAddress(question.key, place, is_turned)))
         return tuple(found), own
 
-    def resume(self, intents: Iterable[Intent]) -> None:
-        """Add the queries of these questions to `asking` after a restart.
-
-        Args:
-            intents: questions that no step has taken, oldest first.
-        """
-        for intent in intents:
-            if intent.question.oracle not in self.oracles:
-                continue
-            cached = intent.cached or (None,) * intent.question.size
-            for place, (key, is_turned) in enumerate(self._keys(intent.question)):
-                if cached[place] is None:
-                    address = ValueAddress(intent.question.key, place, is_turned)
-                    self.asking[key] = (*self.asking.get(key, ()), address)
-
-    def forget(self, taken: Collection[Key]) -> None:
-        """Remove the queries of some questions from `asking`.
-
-        Args:
-            taken: the keys of these questions.
-        """
-        left = {
-            key: tuple(asker for asker in askers if asker.key not in taken)
-            for key, askers in self.asking.items()
-        }
-        self.asking = {key: askers for key, askers in left.items() if askers}
+    def asks(self, intent: Intent) -> Asks:
+        """Return the queries that a recorded question asks; as `find` returned them."""
+        question = intent.question
+        if question.oracle not in self.oracles:
+            return []
+        cached = intent.cached or (None,) * question.size
+        return [
+            (key, ValueAddress(question.key, place, is_turned))
+            for place, (key, is_turned) in enumerate(self._keys(question))
+            if cached[place] is None
+        ]
 
     def keep(self, intent: Intent, answer: Answer, step: int) -> None:
         """Store the values of an answer that a step takes. The caller holds the transaction.

@@ -14,7 +14,7 @@ So a run that is killed and continued learns from the same answers in the same o
 Two rules limit what is sent:
 
 * A value is not asked for if the answers to equal questions give it (`ledger/cache.py`).
-* A question is not asked if the budget does not allow it (`ledger/budgets.py`, `ledger/budgets.py`).
+* A question is not asked if the budget does not allow it (`ledger/budgets.py`).
 
 A kill at any moment leaves the ledger sound. Many threads may ask, take and read at once: the store's lock
 guards the database and everything in memory, and no thread holds it while it waits for answers. Only one
@@ -31,8 +31,9 @@ from typing import Literal
 
 from oat.control.silence import warn_of_silence
 from oat.ledger.budgets import BudgetedBatches, Spending
-from oat.ledger.cache import Cache
+from oat.ledger.cache import Asks, Cache
 from oat.ledger.intents import Intent, Known, whole
+from oat.ledger.open_questions import OpenQuestion, OpenQuestions, Stage
 from oat.ledger.outstanding import OpenRounds, Outstanding, Settling, close_unanswered, unanswered
 from oat.ledger.store import Store
 from oat.ledger.versions import changes, load_versions
@@ -94,15 +95,16 @@ class Ledger:
         self.release = release
         versions = {name: known_versions.get(name, oracle.version or "") for name, oracle in oracles.items()}
         cacheable = {name for name, oracle in oracles.items() if oracle.cacheable and not oracle.reads_group}
+        self.open = OpenQuestions()
         self.cache = Cache(store, repeats, versions, cacheable)
-        self.rounds = OpenRounds(store)
-        self.settling = Settling(store, seeds, labels)
+        self.rounds = OpenRounds(store, self.open)
+        self.settling = Settling(store, self.open, seeds, labels)
         self.outstanding = Outstanding(
-            store, oracles, self.rounds, self.settling, self.budgets, deadline_s, check_interrupt
+            store, self.open, oracles, self.rounds, self.settling, self.budgets, deadline_s, check_interrupt
         )
         oracle_of = self.outstanding.oracle
         self.waves = BudgetedBatches(
-            store, self.budgets, lambda question: oracle_of(question.oracle).price(question)
+            store, self.open, self.budgets, lambda question: oracle_of(question.oracle).price(question)
         )
         self.spending = Spending(store, self.waves, oracle_of, self.cache, self.rounds.intent)
         self.warned: set[str] = set()
@@ -161,19 +163,24 @@ class Ledger:
         members = [member_of[question.key.occurrence] for question in questions]
         with self.store.lock:
             with self.store:
-                quotes, paid = self.spending.quotes(purpose, questions)
+                terms = self.spending.terms(purpose, questions)
+                quotes = [each.quote for each in terms]
                 recorded = self.store.add_round(purpose, step, round, groups, questions, members, quotes)
-                known = [_known(intent, is_paid) for intent, is_paid in zip(recorded, paid, strict=True)]
-                answers = list(zip(recorded, known, strict=True))
-                self.settling.add([(intent, answer) for intent, answer in answers if answer is not None])
-                asked = [intent for intent, answer in answers if answer is None]
+                known = [_known(intent, each.is_paid) for intent, each in zip(recorded, terms, strict=True)]
+                rows = [
+                    self.open.add(intent, self._stage(intent, answer), each.asks)
+                    for intent, answer, each in zip(recorded, known, terms, strict=True)
+                ]
+                answers = zip(rows, known, strict=True)
+                self.settling.add([(row, answer) for row, answer in answers if answer is not None])
                 if self.waves.covers(purpose):
-                    self.waves.hold(asked)
-                    asked = self._next_wave(purpose)
+                    due = self._next_wave(purpose)
                 else:
-                    self.settling.complete([intent for intent in asked if intent.others])
-            self.rounds.add((purpose, step, round), groups, recorded)
-            self.outstanding.submit([intent for intent in asked if intent.is_sent])
+                    waiting = [row for row in rows if row.stage is not Stage.ANSWERED]
+                    self.settling.complete([row for row in waiting if row.asked.others])
+                    due = [row for row in waiting if row.stage is Stage.DUE]
+            self.rounds.add((purpose, step, round), groups)
+            self.outstanding.submit(due)
 
     def answered(self, step: int, round: int) -> list[Item]:
         """Wait until every question that a step of training has asked is answered or has failed. Return those
@@ -280,12 +287,10 @@ class Ledger:
         with self._collecting, self.store.lock:
             with self.store:
                 close_unanswered(self.store, purpose)
+                self.open.fail(purpose)
                 closed = self.store.takeable_ids(purpose, step, -1)
                 self.store.add_take(purpose, step, [], closed)
-                self._close(self._found(closed), step)
-            self.waves.forget(purpose)
-            self.outstanding.forget(purpose)
-            self.settling.forget(purpose)
+                self._keep(self._found(closed), step)
             self._forget()
 
     def price(self, questions: Sequence[Question]) -> Price:
@@ -339,8 +344,7 @@ class Ledger:
         self.release()
 
     def _recover(self, changed: Collection[str]) -> None:
-        """Restore the state before a restart: held waves, unanswered questions, answers that await values,
-        and the queries that are being asked.
+        """Restore the table of open questions before a restart.
 
         Earlier answers of an oracle may have given values to a question that is still unanswered. If the
         oracle has changed, the question loses these values, so all of its values will be asked for. Two kinds
@@ -355,34 +359,56 @@ class Ledger:
         """
         with self.store:
             self.waves.begin()
-        unanswered = []
-        for intent in self.store.unanswered():
-            if self.waves.is_held(intent):
-                self.waves.hold([intent])
-                continue
-            intent = self.waves.as_asked(intent)
-            is_limited = self.budgets.get(intent.question.key.purpose, Budget()).is_limited
-            if intent.question.oracle in changed and not self.outstanding.is_kept(intent) and not is_limited:
-                intent = replace(intent, cached=())
-            self.outstanding.resume(intent)
-            unanswered.append(intent)
-        awaiting = map(self.waves.as_asked, self.store.waiting(-1))
-        self.settling.complete(intent for intent in [*unanswered, *awaiting] if intent.others)
         unpaid_ids = {
             id
             for purpose in self.budgets.keys() - self.waves.limited
             for id in self.store.unpaid_ids(purpose)
         }
-        self.cache.resume(
-            intent
-            for intent in self.store.waiting(-1, 0, 1, 2)
-            if intent.id not in unpaid_ids and intent.question.oracle not in changed
-        )
+        states = self.store.states()
+        for intent in self.store.waiting(0, -1, 1, 2):
+            is_changed = intent.question.oracle in changed
+            asks = [] if is_changed or intent.id in unpaid_ids else self.cache.asks(intent)
+            if states[intent.id] > 0:
+                self.open.add(intent, Stage.ANSWERED, asks)
+            elif states[intent.id] < 0:
+                self.open.add(intent, Stage.AWAITING, asks, asked=self.waves.as_asked(intent))
+            elif self.waves.is_held(intent):
+                self.open.add(intent, Stage.HELD, asks)
+            else:
+                self._resume(intent, asks, is_changed=is_changed)
+        waiting = [row for stage in (Stage.DUE, Stage.SENT, Stage.AWAITING) for row in self.open.at(stage)]
+        self.settling.complete(row for row in waiting if row.asked.others)
+
+    def _resume(self, intent: Intent, asks: Asks, *, is_changed: bool) -> None:
+        """Add an unanswered question after a restart that waits for no wave.
+
+        Args:
+            is_changed: True if the oracle's version has changed.
+        """
+        asked, is_kept = self.waves.as_asked(intent), self.outstanding.is_kept(intent)
+        is_limited = self.budgets.get(intent.question.key.purpose, Budget()).is_limited
+        if is_changed and not is_kept and not is_limited:
+            asked = replace(asked, cached=())
+        row = self.open.add(intent, Stage.DUE if asked.is_sent else Stage.AWAITING, asks, asked=asked)
+        if is_kept:
+            self.outstanding.resume(row)
+
+    def _stage(self, intent: Intent, answer: Answer | None) -> Stage:
+        """Return the first state of a question.
+
+        Args:
+            answer: its answer, if the ledger can give it without an oracle.
+        """
+        if answer is not None:
+            return Stage.ANSWERED
+        if self.waves.covers(intent.question.key.purpose):
+            return Stage.HELD
+        return Stage.DUE if intent.is_sent else Stage.AWAITING
 
     def _found(self, ids: Sequence[int]) -> list[_Found]:
         """Return answered questions, each with its answer and its label (the index of a comparison's winner).
-        Drop the questions from memory."""
-        return self.store.answers([self.rounds.close(id) for id in ids])
+        A step takes them."""
+        return self.store.answers([self.open.close(id) for id in ids])
 
     def _take(
         self, step: int, purpose: str, wanted: int, oldest: int, count: int, is_usable: IsUsable | None
@@ -397,7 +423,9 @@ class Ledger:
             ids = {intent.id: None for intent, *_ in kept}
             left = [intent.id for intent, *_ in found if intent.id not in ids]
             self.store.add_take(purpose, step, list(ids), [*expired, *left], self.spending.refused(unpaid))
-            self._close(found, step, expired)
+            for id in expired:
+                self.open.close(id)
+            self._keep(found, step)
         return kept
 
     def _usable(self, found: list[_Found], count: int, is_usable: IsUsable) -> list[_Found]:
@@ -410,13 +438,10 @@ class Ledger:
                 count -= not is_unasked
         return kept
 
-    def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Store in the cache the answers that a step took. After this, the step's questions and the expired
-        ones no longer count as being asked. The caller holds the transaction."""
+    def _keep(self, found: Sequence[_Found], step: int) -> None:
+        """Store in the cache the answers that a step took. The caller holds the transaction."""
         for intent, answer, _ in found:
             self.cache.keep(intent, answer, step)
-        intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]
-        self.cache.forget({intent.question.key for intent in intents})
 
     def _settle(self, purpose: str, step: int, count: int, oldest: int, seconds: float) -> None:
         """Record answers as they come, until a step has all answers that it needs or `seconds` have passed.
@@ -449,7 +474,7 @@ class Ledger:
                     wave = self._next_wave(purpose)
                 self.outstanding.submit(wave)
 
-    def _next_wave(self, purpose: str) -> list[Intent]:
+    def _next_wave(self, purpose: str) -> list[OpenQuestion]:
         """Record the next wave, and further ones while a wave has no question that must be sent. A question
         is not sent if other questions or earlier answers bring all of its values. The caller holds the
         transaction.
@@ -457,14 +482,14 @@ class Ledger:
         Returns:
             The questions to send; empty if no further wave can be formed.
         """
-        sent: list[Intent] = []
-        while not sent and (wave := self.waves.next(purpose)):
-            self.settling.complete([intent for intent in wave if intent.others])
-            sent = [intent for intent in wave if intent.is_sent]
-        for intent, price, spent in self.waves.refusals:
-            self.spending.say_unpaid(intent.question, price, spent)
-        self.waves.refusals.clear()
-        return sent
+        while True:
+            wave = self.waves.next(purpose)
+            self.settling.complete([row for row in wave.rows if row.asked.others])
+            for refusal in wave.refusals:
+                self.spending.say_unpaid(*refusal)
+            sent = [row for row in wave.rows if row.stage is Stage.DUE]
+            if sent or not wave.rows:
+                return sent
 
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
         """Return True if a step need not wait any longer.

@@ -1,4 +1,5 @@
-"""Sends questions to oracles, fetches their answers, and records questions past their deadline as failed.
+"""Sends open questions to oracles, fetches their answers, and records questions past their deadline as
+failed. `ledger/open_questions.py` has what becomes of each question.
 
 After a restart some questions have no answer. If their oracle kept them, the answers are fetched by the old
 tickets. Otherwise the questions are submitted again before the next new take of their purpose. A take that is
@@ -10,22 +11,23 @@ The first answer of a question wins. A question may have been recorded as awaiti
 question (`ledger/cache.py`). When the equal question is answered, the same transaction also completes the
 answer that awaits its values.
 
-The rounds that a ledger still works with, in memory: their trajectories and their waiting questions.
+The trajectories of rounds that a ledger still works with, in memory.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from oat.errors import OracleError
-from oat.ledger.intents import Intent, whole
+from oat.ledger.intents import AWAITED, Intent, whole
+from oat.ledger.open_questions import OpenQuestion, OpenQuestions, Sent, Stage, Ticket
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.contract import calling, checked, nothing, pairs_of, tickets_of
 from oat.seeds import Seeds
-from oat.types import Answer, Group, Item, Key, Question
+from oat.types import Answer, Group, Item, Question
 from oat.types.questions import Budget
 
 Place = tuple[str, int, int]
@@ -33,36 +35,29 @@ Place = tuple[str, int, int]
 
 
 class OpenRounds:
-    """The questions that no step has taken, and the trajectories of their rounds, held in memory. What is not
-    in memory is read from the store when it is needed. The store's lock guards both maps.
+    """The trajectories of rounds, held in memory. What is not in memory is read from the store when it is
+    needed. The store's lock guards them.
 
     Attributes:
         groups: the groups of each round that is in memory.
-        intents: the questions that are in memory, by id.
     """
 
-    def __init__(self, store: Store):
+    def __init__(self, store: Store, open_questions: OpenQuestions):
         self.store = store
+        self.open = open_questions
         self.groups: dict[Place, list[Group]] = {}
-        self.intents: dict[int, Intent] = {}
 
-    def add(self, place: Place, groups: Sequence[Group], intents: Sequence[Intent]) -> None:
+    def add(self, place: Place, groups: Sequence[Group]) -> None:
         """Add a round that was just recorded."""
         with self.store.lock:
             self.groups[place] = list(groups)
-            self.intents.update({intent.id: intent for intent in intents})
 
     def intent(self, id: int) -> Intent:
-        """Return the waiting question with this id, its token ids included."""
+        """Return the open question with this id, its token ids included."""
         with self.store.lock:
-            if id not in self.intents:
-                self.intents[id] = self.with_ids(self.store.by_id(id))
-            return self.intents[id]
-
-    def close(self, id: int) -> Intent:
-        """Remove the question with this id from memory, and return it. A step takes the question."""
-        with self.store.lock:
-            return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
+            row = self.open.rows[id]
+            row.intent = self.with_ids(row.intent)
+            return row.intent
 
     def with_ids(self, intent: Intent) -> Intent:
         """Return `intent` with the token ids of its candidates and the row of its prompt. In the store, only
@@ -117,54 +112,54 @@ class Settling:
         labels: how the probability of a comparison becomes a label. "threshold": the more probable candidate
             wins. "bernoulli": the first candidate wins with that probability, drawn from a generator of the
             question's own. In both cases a probability of exactly one half gives no label.
-
-    Attributes:
-        awaiting: for the key of an unanswered question, the intents that await values from its answer, by
-            intent id.
     """
 
-    def __init__(self, store: Store, seeds: Seeds, labels: Literal["threshold", "bernoulli"]):
+    def __init__(
+        self,
+        store: Store,
+        open_questions: OpenQuestions,
+        seeds: Seeds,
+        labels: Literal["threshold", "bernoulli"],
+    ):
         self.store = store
+        self.open = open_questions
         self.seeds = seeds
         self.labels = labels
-        self.awaiting: dict[Key, dict[int, Intent]] = {}
 
-    def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
+    def record(self, answers: Sequence[tuple[OpenQuestion, Answer]]) -> None:
         """Record answers of oracles. Some questions await values from these answers. In the same transaction,
         complete the answer to each such question that awaits no further value."""
         with self.store.lock, self.store:
             self.add(answers)
-            intents: dict[int, Intent] = {}
-            for _, answer in answers:
-                intents |= self.awaiting.pop(answer.key, {})
-            self.complete(intents.values())
+            self.complete(self.open.awaiting(answer.key for _, answer in answers))
 
-    def add(self, answers: Iterable[tuple[Intent, Answer]]) -> None:
+    def add(self, answers: Sequence[tuple[OpenQuestion, Answer]]) -> None:
         """Record answers with their labels. The caller holds the transaction."""
         self.store.add_answers(
-            [(intent.id, answer, self._label(intent.question, answer)) for intent, answer in answers]
+            [(row.id, answer, self._label(row.intent.question, answer)) for row, answer in answers]
         )
+        for row, answer in answers:
+            stage = Stage.AWAITING if AWAITED in answer.marks else Stage.ANSWERED
+            if row.stage is not stage:
+                self.open.move(row, stage)
 
-    def complete(self, intents: Iterable[Intent]) -> None:
-        """Complete the answer to each question whose awaited values are all recorded. Add the remaining
-        questions to `awaiting`. The caller holds the transaction."""
-        for intent in intents:
+    def complete(self, rows: Iterable[OpenQuestion]) -> None:
+        """Complete the answer to each question whose awaited values are all recorded. The others go on
+        awaiting the rest. The caller holds the transaction."""
+        for row in rows:
+            intent = row.asked
             keys = intent.others | ({intent.question.key} if intent.is_sent else set())
             found = {key: self.store.values(key) for key in keys}
             brought = {key: values for key, values in found.items() if values is not None}
-            for key in found.keys() - brought.keys():
-                self.awaiting.setdefault(key, {})[intent.id] = intent
+            self.open.await_keys(row, found.keys() - brought.keys())
             if len(brought) < len(found):
                 continue
             if intent.is_sent:
                 self.store.complete(intent.id, whole(intent, self.store.answer(intent)[0], brought))
+                self.open.move(row, Stage.ANSWERED)
             else:
                 empty = Answer(intent.question.key, (), (), queries=0, by=intent.question.oracle)
-                self.add([(intent, whole(intent, empty, brought))])
-
-    def forget(self, purpose: str) -> None:
-        """Remove the intents of a purpose from `awaiting`."""
-        self.awaiting = {key: intents for key, intents in self.awaiting.items() if key.purpose != purpose}
+                self.add([(row, whole(intent, empty, brought))])
 
     def _label(self, question: Question, answer: Answer) -> int | None:
         """Return the index of the candidate that won a comparison. Return None if no candidate won, or if the
@@ -197,31 +192,12 @@ def close_unanswered(store: Store, *purposes: str) -> None:
         store.fail_awaited(purpose)
 
 
-Ticket = tuple[str, str]
-"""The address of an oracle, and the ticket that it gave."""
 _CHOSEN_BY = {
     "train": "oracle.name",
     "eval": "evaluation.oracle, or else oracle.name",
     "gold": "evaluation.gold",
 }
 """The setting that chooses the oracle of a purpose, for messages."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pending:
-    """A question that was sent to an oracle and has no answer yet.
-
-    Attributes:
-        question: the part of the question that was sent.
-        since: the time at which it was sent, in seconds on the monotonic clock.
-        most: the highest price that its answer may have; no limits if the purpose has no budget.
-    """
-
-    intent: Intent
-    question: Question
-    oracle: str
-    since: float
-    most: Budget
 
 
 class Outstanding:
@@ -235,14 +211,13 @@ class Outstanding:
             answers, before these are recorded.
 
     Attributes:
-        pending: the questions that were sent to oracles and have no answer yet.
-        lost: questions from before a restart that have no answer and that their oracles did not keep.
         reasked: number of submissions that repeat an earlier one after a restart.
     """
 
     def __init__(
         self,
         store: Store,
+        open_questions: OpenQuestions,
         oracles: Mapping[str, Oracle],
         rounds: OpenRounds,
         settling: Settling,
@@ -251,14 +226,13 @@ class Outstanding:
         check_interrupt: Callable[[], None],
     ):
         self.store = store
+        self.open = open_questions
         self.oracles = oracles
         self.rounds = rounds
         self.settling = settling
         self.budgets = budgets
         self.deadline_s = deadline_s
         self.check_interrupt = check_interrupt
-        self.pending: dict[Ticket, Pending] = {}
-        self.lost: list[Intent] = []
         self.reasked = store.asked_again()
 
     def oracle(self, name: str) -> Oracle:
@@ -274,7 +248,7 @@ class Outstanding:
             )
         return self.oracles[name]
 
-    def submit(self, intents: Sequence[Intent]) -> None:
+    def submit(self, rows: Sequence[OpenQuestion]) -> None:
         """Send questions to their oracles, in one call for each oracle. A question for scores is sent with
         only those candidates whose values are unknown.
 
@@ -283,25 +257,21 @@ class Outstanding:
         Raises:
             OracleError: an oracle raises, or returns tickets that break the contract.
         """
-        for name in sorted({intent.question.oracle for intent in intents}):
+        for name in sorted({row.intent.question.oracle for row in rows}):
             oracle = self.oracle(name)
-            mine = [self.rounds.with_ids(intent) for intent in intents if intent.question.oracle == name]
-            sent = [intent.rest for intent in mine]
-            open_tickets = {ticket for owner, ticket in self.pending if owner == name}
+            mine = [row for row in rows if row.intent.question.oracle == name]
+            sent = [self.rounds.with_ids(row.asked).rest for row in mine]
+            open_tickets = self.open.tickets(name)
             with _naming_setting(sent[0].key.purpose):
                 tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, open_tickets)
             if oracle.durable:
                 now = time.time()
                 with self.store:
                     self.store.set_tickets(
-                        [(ticket, now, intent.id) for ticket, intent in zip(tickets, mine, strict=True)]
+                        [(ticket, now, row.id) for ticket, row in zip(tickets, mine, strict=True)]
                     )
-            self.pending.update(
-                {
-                    (name, ticket): self._pending(intent, question)
-                    for ticket, intent, question in zip(tickets, mine, sent, strict=True)
-                }
-            )
+            for ticket, row, question in zip(tickets, mine, sent, strict=True):
+                self.open.move(row, Stage.SENT, self._sent((name, ticket), question))
 
     def is_kept(self, intent: Intent) -> bool:
         """Return True if the question has a recorded ticket and its oracle is durable. Such an oracle keeps
@@ -309,49 +279,44 @@ class Outstanding:
         oracle = self.oracles.get(intent.question.oracle)
         return oracle is not None and oracle.durable and intent.ticket is not None
 
-    def resume(self, intent: Intent) -> None:
-        """Resume an unanswered question after a restart.
-
-        If the oracle kept the question, its answer is fetched by the old ticket, with the old deadline.
-        Otherwise the question is `lost` until `ask_again` submits it. If no part of the question has to be
-        sent, nothing is done.
-        """
-        if self.is_kept(intent):
-            age = max(0.0, time.time() - intent.sent) if intent.sent is not None else 0.0
-            ticket = (intent.question.oracle, str(intent.ticket))
-            self.pending[ticket] = self._pending(intent, intent.rest, age)
-        elif intent.is_sent:
-            self.lost.append(intent)
+    def resume(self, row: OpenQuestion) -> None:
+        """Resume, after a restart, a question whose oracle kept it: its answer is fetched by the old ticket,
+        with the old deadline."""
+        intent = row.asked
+        age = max(0.0, time.time() - intent.sent) if intent.sent is not None else 0.0
+        ticket = (intent.question.oracle, str(intent.ticket))
+        self.open.move(row, Stage.SENT, self._sent(ticket, intent.rest, age))
 
     def ask_again(self, purpose: str) -> None:
-        """Submit again those questions in `lost` that belong to a purpose. The ledger does not call this for
-        a step whose answers are recorded as taken. So a finished run and a replay ask nothing."""
+        """Submit the questions of a purpose that are due since an earlier process of the run. The ledger does
+        not call this for a step whose answers are recorded as taken. So a finished run and a replay ask
+        nothing."""
         with self.store.lock:
-            lost = [intent for intent in self.lost if intent.question.key.purpose == purpose]
+            lost = self.open.of(purpose, Stage.DUE)
             if not lost:
                 return
-            self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
             self.reasked += len(lost)
             with self.store:
-                self.store.count_again(intent.id for intent in lost)
+                self.store.count_again(row.id for row in lost)
             self.submit(lost)
 
-    def of(self, purpose: str) -> dict[Ticket, Pending]:
-        """Return the pending questions of a purpose, by ticket."""
+    def of(self, purpose: str) -> dict[Ticket, Sent]:
+        """Return what oracles were sent for a purpose and have not answered, by ticket."""
         with self.store.lock:
-            return {key: p for key, p in self.pending.items() if p.question.key.purpose == purpose}
+            rows = self.open.of(purpose, Stage.SENT)
+            return {row.sent.ticket: row.sent for row in rows if row.sent is not None}
 
     def rounds_pending(self) -> set[Place]:
-        """Return the rounds that have pending questions."""
+        """Return the rounds of which oracles have questions."""
         with self.store.lock:
-            return {place_of(p.intent) for p in self.pending.values()}
+            return {place_of(row.intent) for row in self.open.at(Stage.SENT)}
 
     def next_deadline(self, purpose: str) -> float:
-        """Return the deadline of the oldest pending question of a purpose, in seconds on the monotonic
+        """Return the deadline of the question that an oracle has had longest, in seconds on the monotonic
         clock."""
-        return min((p.since for p in self.of(purpose).values()), default=0.0) + self.deadline_s
+        return min((sent.since for sent in self.of(purpose).values()), default=0.0) + self.deadline_s
 
-    def collect(self, waiting: Mapping[Ticket, Pending], patience: float) -> bool:
+    def collect(self, waiting: Mapping[Ticket, Sent], patience: float) -> bool:
         """Ask each oracle once for answers, and record the answers of an oracle in one transaction. If no
         oracle returns an answer, record the questions past their deadline as failed.
 
@@ -376,49 +341,45 @@ class Outstanding:
                 arrived = pairs_of(calling(name, self.oracle(name).collect, tickets, seconds), name)
             self.check_interrupt()
             with self.store.lock:
-                answered = [
-                    (self.pending.pop((name, ticket)), answer)
-                    for ticket, answer in arrived
-                    if (name, ticket) in self.pending
-                ]
-                if answered:
-                    self._record(answered)
-                    has_come = True
+                first: dict[Ticket, Any] = {}
+                for ticket, answer in arrived:
+                    first.setdefault((name, ticket), answer)
+                has_come |= bool(first) and self._record([*first.items()])
         if not has_come:
             now = time.monotonic()
-            due = [key for key, pending in waiting.items() if now >= pending.since + self.deadline_s]
+            due = [(key, sent) for key, sent in waiting.items() if now >= sent.since + self.deadline_s]
             with self.store.lock:
-                overdue = [self.pending.pop(key) for key in due if key in self.pending]
-                self._record([(pending, _failed(pending)) for pending in overdue])
+                self._record([(key, _failed(sent)) for key, sent in due])
         return has_come
 
-    def forget(self, purpose: str) -> None:
-        """Drop the pending and lost questions of a purpose. Their answers are not fetched any more."""
-        with self.store.lock:
-            self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
-            self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
-
-    def _pending(self, intent: Intent, question: Question, age: float = 0.0) -> Pending:
+    def _sent(self, ticket: Ticket, question: Question, age: float = 0.0) -> Sent:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited
         most = Budget.of(self.oracle(question.oracle).price(question)) if is_limited else Budget()
-        return Pending(intent, question, question.oracle, time.monotonic() - age, most)
+        return Sent(ticket, question, time.monotonic() - age, most)
 
-    def _record(self, answered: Sequence[tuple[Pending, Any]]) -> None:
-        if not answered:
-            return
+    def _record(self, answered: Sequence[tuple[Ticket, Any]]) -> bool:
+        """Record the answers to questions that oracles have under these tickets. Return True if there are
+        such questions. A question whose answer breaks the contract is due again."""
+        found = [(row, answer) for ticket, answer in answered if (row := self.open.under(ticket)) is not None]
+        if not found:
+            return False
         answers = []
         broken = []
-        for pending, answer in answered:
+        for row, answer in found:
+            sent = row.sent
+            assert sent is not None, "a question under a ticket was sent"
             try:
-                unit = self.oracle(pending.oracle).gives_steps
-                with _naming_setting(pending.question.key.purpose):
-                    sound = checked(answer, pending.question, pending.oracle, pending.most, unit)
-                answers.append((pending.intent, whole(pending.intent, sound)))
+                unit = self.oracle(sent.oracle).gives_steps
+                with _naming_setting(row.purpose):
+                    sound = checked(answer, sent.question, sent.oracle, sent.most, unit)
+                answers.append((row, whole(row.asked, sound)))
             except OracleError as error:
                 broken.append(error)
+                self.open.move(row, Stage.DUE)
         self.settling.record(answers)
         if broken:
             raise broken[0]
+        return True
 
 
 @contextmanager
@@ -432,12 +393,12 @@ def _naming_setting(purpose: str) -> Iterator[None]:
         raise OracleError(f"{error} ({_CHOSEN_BY[purpose]})") from error.__cause__ or error
 
 
-def _failed(pending: Pending) -> Answer:
+def _failed(sent: Sent) -> Answer:
     """Return the answer of a question that failed at its deadline.
 
     The oracle may still work on the question and charge for it. So if the purpose has a budget, the answer
     has the question's highest price.
     """
-    most = pending.most
-    answer = nothing(pending.question, "failed", pending.oracle, time.monotonic() - pending.since)
+    most = sent.most
+    answer = nothing(sent.question, "failed", sent.oracle, time.monotonic() - sent.since)
     return replace(answer, queries=most.queries or 0, tokens=most.tokens or 0, cost=most.cost or 0.0)

@@ -136,6 +136,10 @@ class Reader(Connection):
             answered,
         )
 
+    def states(self) -> dict[int, int]:
+        """Return the column `answered` of each question that no step has taken, by id."""
+        return dict(self.rows("SELECT question, answered FROM waiting"))
+
     def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
         """Return True if a step has to wait for an answer.
 
