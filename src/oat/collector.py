@@ -80,6 +80,7 @@ class Collector:
         self.is_usable = refill.is_usable if refill else None
         self.reads_text = reads_text
         self.due = 0
+        self._before: dict[int, dict[str, dict[str, Any]]] = {}
         self._explore_s = 0.0
         self._has_warned = False
 
@@ -89,6 +90,17 @@ class Collector:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.due = state["due"]
+        self._before.clear()
+
+    def states_at(self, step: int) -> dict[str, dict[str, Any]]:
+        """Return the states of the prompts and of the collector before a step; see
+        `oat.protocols.Collector`."""
+        self._before = {begun: states for begun, states in self._before.items() if begun >= step}
+        assert step in self._before or not self._before, f"step {step} has not begun, and a later one has"
+        return self._before[step] if step in self._before else self._now()
+
+    def _now(self) -> dict[str, dict[str, Any]]:
+        return {"prompts": self.prompts.state, "collector": self.state}
 
     @property
     def ended(self) -> str | None:
@@ -124,6 +136,7 @@ class Collector:
             in which samples were scored and questions chosen.
         """
         before = self.actor.work()
+        self._before[step] = self._now()
         self.due += plan.questions
         if self.ledger.has_taken(step):
             self._replay(step, plan)

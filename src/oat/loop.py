@@ -170,7 +170,7 @@ def begin(run: Run, report: Report) -> tuple[Row, Feedback | None]:
     number, known = restore(run)
     run.tracking.open(number, is_closed=known is None)
     if run.alarms.begin(number) and number == 0:
-        save(run, number, states(run), is_last=False)
+        save(run, number, states(run, number), is_last=False)
     if known is not None:
         row = Row(number)
         row.metrics.add(known)
@@ -272,7 +272,7 @@ def publish_weights(run: Run, row: Row, *, is_due: bool) -> None:
             run.weights.follow(run.learner)
     except (Interrupted, ActorError):
         count(run, row)
-        save(run, row.number, states(run), row=row.metrics.values, is_last=True)
+        save(run, row.number, states(run, row.number), row=row.metrics.values, is_last=True)
         raise
 
 
@@ -315,7 +315,7 @@ def checkpoint(run: Run, row: Row, *, is_last: bool) -> Metrics:
     later = Metrics()
     if run.checkpoints.due(row.number) or is_last:
         with clock(later, "time/save_s"):
-            save(run, row.number, states(run), metrics=row.metrics.values, is_last=is_last)
+            save(run, row.number, states(run, row.number), metrics=row.metrics.values, is_last=is_last)
         if run.checkpoints.oldest is not None:
             run.ledger.drop(run.buffer.oldest_needed(run.checkpoints.oldest))
     return later
@@ -359,7 +359,7 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
         row: if the body evaluates: the metrics so far of the evaluation's row, which is not written yet.
             Otherwise None.
     """
-    before, known = states(run), None if row is None else dict(row)
+    before, known = states(run, step), None if row is None else dict(row)
     try:
         with run.interruption.at_once():
             yield
@@ -369,10 +369,14 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
         raise
 
 
-def states(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the state of every part, by the part's name. The tensors are not copies, so learning changes
-    them."""
-    return {part: box.state for part, box in run.parts.items()}
+def states(run: Run, step: int) -> dict[str, dict[str, Any]]:
+    """Return the state of every part before `step`, by the part's name.
+
+    The collector and its prompts may have begun later steps, and know where they stood. Every other part
+    changes when the loop learns, publishes or evaluates, so its state is the present one. Its tensors are not
+    copies, so learning changes them.
+    """
+    return {part: box.state for part, box in run.parts.items()} | run.collector.states_at(step)
 
 
 def save(

@@ -37,7 +37,7 @@ class Stateful(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
-class PromptSource(Protocol):
+class PromptSource(Stateful, Protocol):
     """The source of a run's prompts, in a fixed order."""
 
     def take(self, n: int) -> list[Prompt]:
@@ -104,6 +104,11 @@ class Collector(Protocol):
     @property
     def ended(self) -> str | None:
         """The reason why no further step can be filled; None if there is none."""
+
+    def states_at(self, step: int) -> dict[str, dict[str, Any]]:
+        """Return where the prompts and the collector stood before `step`, by their names among the parts of a
+        run. Steps after it may have been filled already. If the step itself has not begun, no later one has.
+        What is known of earlier steps is forgotten, since checkpoints are written in the order of steps."""
 
 
 class Ledger(Protocol):

@@ -128,7 +128,8 @@ def measure_times(resolved: Resolved, lengths: Lengths) -> Times:
         run, steps, feedback = _steps(run, whole, resolved.step.minibatches)
         measured = len(feedback.items)
         evaluations = _evaluations(resolved, run, run_inputs)
-        checkpoint = seconds_of(lambda: save(run, feedback.step + 1, states(run), is_last=False))
+        after = feedback.step + 1
+        checkpoint = seconds_of(lambda: save(run, after, states(run, after), is_last=False))
         run.checkpoints.wait()
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         learned = run.buffer.fill(feedback)
