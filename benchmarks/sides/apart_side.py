@@ -19,7 +19,7 @@ from oat.loop import Run
 from oat.models.loading import save_lm
 from oat.quickstart.task import build_model, build_task, build_tokenizer
 from oat.runtime.pool import ActorPool
-from oat.runtime.transfer import buckets
+from oat.runtime.transfer import in_shares
 
 RULE = "def rule(prompts, completions, **columns):\n    return [len(text) % 7 / 7 for text in completions]\n"
 WORK = {
@@ -160,10 +160,8 @@ def broadcast(seed: int = 0) -> dict[str, Any]:
 
 def _sizes(run: Run) -> list[int]:
     """Return the bytes of each bucket of a transfer."""
-    return [
-        sum(tensor.nbytes for tensor in bucket.tensors.values())
-        for bucket in buckets("sampler", 0, run.learner.named_tensors("policy"))
-    ]
+    sizes = dict(run.learner.sizes("policy"))
+    return [sum(sizes[name] for name in names) for names in in_shares(sizes.items())]
 
 
 def digest() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from fixtures import World, made, oat
 from hypothesis import given
 from hypothesis import strategies as st
-from weights import Source, held, weights_of
+from weights import Source, held, in_buckets, weights_of
 
 from oat import wire
 from oat.assemble.run import build
@@ -21,7 +21,7 @@ from oat.loop import train
 from oat.models.loading import load_lm
 from oat.resolve.resolve import resolve
 from oat.runtime.local import over_wire
-from oat.runtime.transfer import Inbox, buckets
+from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
 from oat.types import Bucket, Completion, Request, Shipment
 
@@ -42,7 +42,7 @@ def engine_of(world: World) -> TorchEngine:
 def sent(source: Source) -> tuple[Shipment, list[Bucket]]:
     """Return the transfer of the source's weights as version 1."""
     tensors = weights_of(source)
-    found = list(buckets("sampler", 1, tensors.items(), SMALL))
+    found = in_buckets("sampler", 1, tensors, SMALL)
     assert len(found) > 8
     return Shipment("sampler", 1, tuple(tensors)), found
 
@@ -50,7 +50,7 @@ def sent(source: Source) -> tuple[Shipment, list[Bucket]]:
 @given(sizes=st.lists(st.integers(0, 12), max_size=12), most=st.integers(1, 40))
 def test_buckets_have_every_tensor_once_and_in_order(sizes: list[int], most: int) -> None:
     tensors = {f"t{number}": torch.zeros(size) for number, size in enumerate(sizes)}
-    found = [bucket.tensors for bucket in buckets("sampler", 1, tensors.items(), most)]
+    found = [bucket.tensors for bucket in in_buckets("sampler", 1, tensors, most)]
     assert [name for bucket in found for name in bucket] == [*tensors]
     for bucket in found:
         assert len(bucket) == 1 or sum(tensor.nbytes for tensor in bucket.values()) <= most

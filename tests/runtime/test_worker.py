@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import World, made
-from weights import weights_of
+from weights import in_buckets, weights_of
 
 from oat import wire
 from oat.assemble.actor_side import ActorPlan
@@ -20,7 +20,6 @@ from oat.config.load import dump, load_config
 from oat.resolve.resolve import resolve
 from oat.runtime import worker as workers
 from oat.runtime.calls import call_of, value_of
-from oat.runtime.transfer import buckets
 from oat.runtime.worker import Worker, versions
 from oat.types import Shipment
 
@@ -89,7 +88,7 @@ def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
             if slot in run.weights.dtypes:
                 tensors = {key: tensor.to(run.weights.dtypes[slot]) for key, tensor in tensors.items()}
             worker.call("begin", slot, Shipment(slot, 1, tuple(tensors)))
-            for bucket in buckets(slot, 1, tensors.items(), 1000):
+            for bucket in in_buckets(slot, 1, tensors, 1000):
                 worker.call("put", slot, bucket)
             assert worker.call("commit", slot).version == 1
         plan, needs = run.plans(1), sorted(resolved.explorer.needs)

@@ -11,7 +11,7 @@ from oat.engines.embedded import Embedded, TorchMemory
 from oat.engines.kind import Traits
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
-from oat.models.causal_lm import CausalLM
+from oat.models.sources import ModelSource, lms_of
 
 
 class Unreadable(TorchEngine):
@@ -45,6 +45,6 @@ class Kind:
 
     @classmethod
     def make(
-        cls, config: Options, slots: Mapping[str, CausalLM], *, stop_ids: Collection[int], **others: Any
+        cls, config: Options, sources: Mapping[str, ModelSource], *, stop_ids: Collection[int], **others: Any
     ) -> Engine:
-        return cls.engine(slots, stop_ids=stop_ids, **others)
+        return cls.engine(lms_of(sources), stop_ids=stop_ids, **others)

@@ -7,7 +7,8 @@ import torch
 
 from oat.engines.torch import TorchEngine
 from oat.protocols import Learner
-from oat.runtime.transfer import checksums
+from oat.runtime.transfer import buckets, checksums
+from oat.types import Bucket
 
 
 class Source:
@@ -46,6 +47,16 @@ class Source:
 def weights_of(learner: Learner | Source, model: str = "policy") -> dict[str, torch.Tensor]:
     """Return the weights of a learner's model, by name."""
     return dict(learner.named_tensors(model))
+
+
+def in_buckets(slot: str, version: int, tensors: Mapping[str, torch.Tensor], most_bytes: int) -> list[Bucket]:
+    """Return tensors in buckets."""
+    sizes = [(name, tensor.nbytes) for name, tensor in tensors.items()]
+
+    def take(names: Collection[str]) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensors[name]) for name in names]
+
+    return [*buckets(slot, version, sizes, take, most_bytes)]
 
 
 def held(engine: TorchEngine, slot: str) -> dict[str, int]:

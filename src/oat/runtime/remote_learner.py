@@ -28,6 +28,7 @@ class RemoteLearner:
         self._member = member
         self.facts: dict[str, Any] = self._ask("facts")
         self.micro_batch_tokens: int | None = self.facts["micro_batch_tokens"]
+        self._sizes: dict[str, list[tuple[str, int]]] = {}
 
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, Tensor]:
         """Return outputs of a model; see `protocols.Learner`."""
@@ -46,8 +47,9 @@ class RemoteLearner:
 
     def sizes(self, model: str) -> list[tuple[str, int]]:
         """Return the names of the weights of a model, and their bytes."""
-        found: list[tuple[str, int]] = self._ask("sizes", model)
-        return found
+        if model not in self._sizes:
+            self._sizes[model] = self._ask("sizes", model)
+        return self._sizes[model]
 
     def named_tensors(self, model: str, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of a model with their names; they are fetched a bucket at a time."""

@@ -14,7 +14,7 @@ tensor with fewer than `GROUP` rows has the CRC-32 of its bytes.
 """
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, cast
 
@@ -173,22 +173,28 @@ def loaded_with(slot: str, shared: Sequence[Collection[str]]) -> Collection[str]
 
 
 def buckets(
-    slot: str, version: int, tensors: Iterable[tuple[str, Tensor]], most_bytes: int = BUCKET_BYTES
+    slot: str,
+    version: int,
+    sizes: Iterable[tuple[str, int]],
+    take: Callable[[Collection[str]], Iterable[tuple[str, Tensor]]],
+    most_bytes: int = BUCKET_BYTES,
 ) -> Iterator[Bucket]:
-    """Yield named tensors in buckets of at most `most_bytes`, in their order, each with its checksum. A
-    larger tensor is a bucket of its own. A thread computes the checksums while a bucket is filled. No tensor
-    is kept when its bucket is dropped."""
+    """Yield tensors in buckets of at most `most_bytes`, each with its checksum. A larger tensor is a bucket
+    of its own. A thread computes the checksums while a bucket is filled. Who drops a bucket before the next
+    comes has one of them in memory at a time.
+
+    Args:
+        sizes: the names of the tensors, in their order, and their bytes.
+        take: function that returns the tensors with these names.
+    """
     with ThreadPoolExecutor(1, "checksums") as thread:
-        content, sums, total = dict[str, Tensor](), dict[str, Future[int]](), 0
-        for name, tensor in tensors:
-            if content and total + tensor.nbytes > most_bytes:
-                yield Bucket(slot, version, content, _known(sums))
-                content, sums, total = {}, {}, 0
-            content[name], sums[name] = tensor, thread.submit(checksum, tensor)
-            total += tensor.nbytes
-            del tensor
-        if content:
+        for names in in_shares(sizes, most_bytes):
+            content, sums = dict[str, Tensor](), dict[str, Future[int]]()
+            for name, tensor in take(names):
+                content[name], sums[name] = tensor, thread.submit(checksum, tensor)
+                del tensor
             yield Bucket(slot, version, content, _known(sums))
+            del content
 
 
 def _known(sums: Mapping[str, "Future[int]"]) -> dict[str, int]:

@@ -114,14 +114,19 @@ class Weights:
             WeightsError: weights did not arrive as they were sent, or the holder has others afterwards.
         """
         model, proof = MODEL_OF_SLOT[slot], self._proof(slot, learner)
-        names = tuple(name for name, _ in learner.sizes(model))
+        sizes = learner.sizes(model)
         holder, sent, sampled = self.holders[slot], dict[str, int](), dict[str, int]()
-        holder.begin(Shipment(slot, version, names, proof))
-        for bucket in buckets(slot, version, self._cast(slot, learner.named_tensors(model))):
+        holder.begin(Shipment(slot, version, tuple(name for name, _ in sizes), proof))
+
+        def take(names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+            return self._cast(slot, learner.named_tensors(model, names))
+
+        for bucket in buckets(slot, version, sizes, take):
             sent |= bucket.sums
             if proof == "sample":
                 sampled |= checksums(bucket.tensors, sample=version)
             holder.put(bucket)
+            del bucket
         prove(holder.commit(), Receipt(slot, version, sampled if proof == "sample" else sent))
         self.versions |= dict.fromkeys(loaded_with(slot, self.shared), version)
 
