@@ -135,7 +135,7 @@ def rate(repetitions: int, load: Mapping[str, int] = RATE, widths: Sequence[int]
     inputs, hidden = load["features"], load["hidden"]
     each = load["candidates"] * load["members"] * (inputs * hidden + hidden * hidden + hidden)
     work: dict[str, tuple[float, Callable[[], object]]] = {
-        "ensemble": (2 * each, partial(ensemble, features_ND)),
+        "ensemble": (2 * each, partial(ensemble.rewards, features_ND)),
         **{
             f"product of {len(square)}": (2 * len(square) ** 3, partial(product, square, square))
             for square in squares

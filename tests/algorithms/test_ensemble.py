@@ -133,7 +133,7 @@ def test_it_learns_pairs_that_a_linear_function_labels() -> None:
 
     def accuracy() -> float:
         with torch.no_grad():
-            rewards_N = learner.models[ENSEMBLE].module(features_ND).mean(dim=1).numpy()
+            rewards_N = learner.models[ENSEMBLE].module.rewards(features_ND).mean(dim=1).numpy()
         return float(((rewards_N[0::2] > rewards_N[1::2]) == wins).mean())
 
     assert 0.4 < accuracy() < 0.6
@@ -163,7 +163,7 @@ def test_it_learns_by_the_adam_of_the_sources() -> None:
             np.random.default_rng(step),
         )
         report = learner.update(objective, batch)
-        rewards_NM = plain(batch.columns["features_N"])
+        rewards_NM = plain.rewards(batch.columns["features_N"])
         loss = torch.logaddexp(torch.tensor(0.0), rewards_NM[1::2] - rewards_NM[0::2]).mean()
         adam.zero_grad()
         (loss + STRENGTH * 2 / (3 * (step + 1)) * plain.prior()).backward()

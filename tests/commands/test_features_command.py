@@ -109,7 +109,7 @@ def judged(
 ) -> tuple[Judged, str]:
     """Return what `oat features` says about these features, and what it asked. Policy, oracle and regression
     are the real ones."""
-    monkeypatch.setattr("oat.assemble.ensemble.features_with", lambda lms, settings: features)
+    monkeypatch.setattr("oat.assemble.ensemble.features_with", lambda lms, *others: features)
     (first, *others), asked = judge_features(resolve_file(config), prompts, samples, share)
     for other in others:
         np.testing.assert_equal(vars(other) | {"name": first.name}, vars(first))
@@ -464,7 +464,7 @@ def test_prompts_with_equal_texts_are_learned_together_or_not(
     config = config_of(world, data, tmp_path)
     tree = {"prompts.path": str(tmp_path / "equal.jsonl"), "prompts.shuffle": False}
     flags = [word for name, value in tree.items() for word in (f"--{name}", json.dumps(value))]
-    monkeypatch.setattr("oat.assemble.ensemble.features_with", lambda lms, settings: features)
+    monkeypatch.setattr("oat.assemble.ensemble.features_with", lambda lms, *others: features)
     (found, *_), _ = judge_features(resolve_file(config, flags), 24, None, 0.5)
     held_out = [group for group in features.groups if group.prompt.messages[0].content in texts[3:6]]
     assert len(held_out) == 12

@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
     ({"kept_sets": False}, "grpo", {"sampling.top_k": 5}, "leave out sampling.top_k, top_p and min_p"),
     ({"raw_logps": False}, "dpo", APL, "apl needs the log-probabilities of what was sampled"),
     ({"features": False}, "dpo", ENSEMBLE, "it keeps no hidden states; give explorer.features another"),
-    ({"own_threads": False}, "dpo", {}, "the learner's too; set compute.runtime: ray, which gives it"),
+    ({"own_threads": False}, "dpo", {}, "the learner's too; set compute.runtime: processes, which gives it"),
 ]
 
 

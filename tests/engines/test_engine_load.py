@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines import DECODE, ONE, bits, build_engine, build_requests, run
+from engines import DECODE, ONE, bits, build_engine, build_requests, model_of, run
 from tiny_models import (
     NUM_TOKENS,
 )
@@ -42,9 +42,9 @@ class TestLoad:
         assert [bits(completion) for completion in after] != [bits(completion) for completion in before]
 
     def test_one_flipped_bit_in_the_engine_is_seen(self, learner, paths):
-        held = load_lm(paths["qwen3"])
-        engine = build_engine(held)
+        engine = build_engine(load_lm(paths["qwen3"]))
         engine.load("sampler", 1, learner.tensors())
+        held = model_of(engine)
         name = "model.layers.1.mlp.up_proj.weight"
         for place, bit in ((0, 0), (17, 31)):
             sent = {key: tensor.detach().clone() for key, tensor in held.tensors().items()}
@@ -55,9 +55,9 @@ class TestLoad:
             assert [key for key in sent if found[key] != before[key]] == [name]
 
     def test_the_tensors_are_those_that_generate(self, learner, paths):
-        held = load_lm(paths["qwen3"], dtype="bfloat16")
-        engine = build_engine(held)
+        engine = build_engine(load_lm(paths["qwen3"], dtype="bfloat16"))
         engine.load("sampler", 1, learner.tensors())
+        held = model_of(engine)
         assert {name: id(tensor) for name, tensor in engine.tensors("sampler").items()} == {
             name: id(tensor) for name, tensor in held.tensors().items()
         }
@@ -99,8 +99,9 @@ class TestLoad:
         assert not any(tensor.is_inference() for tensor in learner.tensors().values())
 
     def test_copied_weights_stay_trainable(self, learner, paths):
-        held = load_lm(paths["qwen3"])
-        build_engine(held).load("sampler", 1, learner.tensors())
+        engine = build_engine(load_lm(paths["qwen3"]))
+        engine.load("sampler", 1, learner.tensors())
+        held = model_of(engine)
         held.head(held.hidden(torch.tensor([[1, 2]]))).sum().backward()
         assert all(parameter.grad is not None for parameter in held.module.parameters())
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from engines import KEYS, build_engine, log_normaliser, plain_logits, run
+from engines import KEYS, build_engine, log_normaliser, model_of, page_bytes, plain_logits, run
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.decoding import Decoding
@@ -103,7 +103,7 @@ def test_a_full_cache_sends_the_youngest_rows_back(lms, family, decodings, monke
     monkeypatch.setattr(
         PagedCache, "admit", lambda cache, rows, length: entered.extend(rows) or admit(cache, rows, length)
     )
-    bound = 7 * engine._page_bytes[id(lms[family])] / 1e9
+    bound = 7 * page_bytes(engine) / 1e9
     found = run(build_engine(lms[family], stop_ids=[], cache_gb=bound * 1.001), requests)
     assert_right(lms[family], requests, found)
     assert [completion.ids.tolist() for completion in found] == [
@@ -118,7 +118,7 @@ def test_a_full_cache_sends_the_youngest_rows_back(lms, family, decodings, monke
 
 def test_a_request_that_can_never_fit_is_refused(lms):
     engine = build_engine(lms["llama"])
-    bound = engine._page_bytes[id(lms["llama"])] / 1e9
+    bound = page_bytes(engine) / 1e9
     request = Request(np.arange(10, dtype=np.int32), Sampling(PAGE), 1)
     with pytest.raises(EngineError, match=rf"{10 + PAGE} tokens take .* raise engine.cache_gb"):
         build_engine(lms["llama"], cache_gb=bound * 2.5).generate([request], "sampler")
@@ -129,7 +129,7 @@ def test_a_request_that_can_never_fit_is_refused(lms):
 
 def held_by(lm, pages: int) -> dict[str, float]:
     """Return the engine's settings for a cache of so many pages."""
-    return {"cache_gb": (pages + 0.01) * build_engine(lm)._page_bytes[id(lm)] / 1e9}
+    return {"cache_gb": (pages + 0.01) * page_bytes(build_engine(lm)) / 1e9}
 
 
 @pytest.mark.parametrize("prompt", [1, 7, 8, 9, 15, 16, 17, 23])
@@ -172,14 +172,13 @@ def test_rows_of_fixed_shapes_may_take_every_page(lms):
 
 def test_samples_of_a_prompt_share_its_pass_and_its_pages(lms, decodings, monkeypatch):
     lm, passes = lms["llama"], []
-    hidden = lm.hidden
-    monkeypatch.setattr(
-        lm, "hidden", lambda ids, **options: passes.append(ids.shape) or hidden(ids, **options)
-    )
     prompt = np.arange(2 * PAGE + 3, dtype=np.int32) % NUM_TOKENS
     requests = [Request(prompt, Sampling(5), KEYS.key("shared", n)) for n in range(8)]
     engine = build_engine(lm, stop_ids=[])
-    del passes[:]
+    hidden = model_of(engine).hidden
+    monkeypatch.setattr(
+        model_of(engine), "hidden", lambda ids, **options: passes.append(ids.shape) or hidden(ids, **options)
+    )
     completions = run(engine, requests)
     assert passes[0] == (1, len(prompt))
     assert passes[1:] == [(8, 1)] * 4

@@ -14,6 +14,7 @@ from engines import (
     build_engine,
     build_requests,
     log_normaliser,
+    model_of,
     plain_logits,
     run,
 )
@@ -186,17 +187,17 @@ def test_deterministic_is_bitwise_under_any_batching(paths, family, max_rows, dt
 
 
 def test_deterministic_computes_on_two_threads_at_most(lms, monkeypatch):
-    lm, seen = lms["llama"], []
-    forward = lm.module.base_model.forward
+    seen = []
+    engine = build_engine(lms["llama"], deterministic=True)
+    backbone = model_of(engine).module.base_model
+    forward = backbone.forward
     monkeypatch.setattr(
-        lm.module.base_model,
+        backbone,
         "forward",
         lambda *args, **kwargs: seen.append(torch.get_num_threads()) or forward(*args, **kwargs),
     )
     torch.set_num_threads(4)
     try:
-        engine = build_engine(lm, deterministic=True)
-        seen.clear()
         run(engine, build_requests(Sampling(2)))
         assert set(seen) == {2}
         assert torch.get_num_threads() == 4
@@ -407,9 +408,8 @@ def test_other_refusals(lms, tmp_path):
 
 
 def test_logits_that_are_not_finite_stop_the_run(paths):
-    lm = load_lm(paths["llama"])
-    engine = build_engine(lm)
-    lm.module.get_output_embeddings().weight.data[2, 0] = torch.inf
+    engine = build_engine(load_lm(paths["llama"]))
+    model_of(engine).module.get_output_embeddings().weight.data[2, 0] = torch.inf
     for sampling in (*SAMPLINGS.values(), Sampling(2, top_k=NUM_TOKENS - 1)):
         with pytest.raises(NonFiniteError, match="not finite"):
             run(engine, build_requests(sampling))
@@ -417,14 +417,13 @@ def test_logits_that_are_not_finite_stop_the_run(paths):
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_gradient_checkpointing_in_training_mode_does_not_lose_the_cache(paths, lms):
-    lm = load_lm(paths["llama"])
-    engine = build_engine(lm)
-    lm.module.gradient_checkpointing_enable()
-    lm.module.train()
+    engine = build_engine(load_lm(paths["llama"]))
+    model_of(engine).module.gradient_checkpointing_enable()
+    model_of(engine).module.train()
     requests = build_requests(Sampling(5))
     for found, expected in zip(run(engine, requests), run(build_engine(lms["llama"]), requests), strict=True):
         assert bits(found) == bits(expected)
-    assert lm.module.training
+    assert model_of(engine).module.training
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from engines import KEYS, bits, build_engine, log_normaliser, plain_logits, run
+from engines import KEYS, bits, build_engine, log_normaliser, model_of, page_bytes, plain_logits, run
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.cached_attention import Continuing
@@ -105,7 +105,7 @@ def assert_right(lm, told: list[list]) -> None:
 
 def held_by(lm, pages: int) -> dict[str, float]:
     """Return the engine's settings for a cache of so many pages."""
-    return {"cache_gb": (pages + 0.01) * build_engine(lm)._page_bytes[id(lm)] / 1e9}
+    return {"cache_gb": (pages + 0.01) * page_bytes(build_engine(lm)) / 1e9}
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_under_pressure_pages_are_dropped_and_computed_again(lms, watched, max_r
     assert_same(told, expected)
     assert_right(lm, told)
     assert watched["most"] <= most
-    assert watched["bytes"] <= most * build_engine(lm)._page_bytes[id(lm)]
+    assert watched["bytes"] <= most * page_bytes(build_engine(lm))
     assert watched["new"], "some pages are kept"
     assert len(watched["fresh"]) > 1, "some are not"
 
@@ -285,7 +285,7 @@ def test_new_weights_drop_what_is_kept(lms, tmp_path, watched):
     tensors = {name: tensor.detach() * 1.5 for name, tensor in lm.tensors().items()}
     told = played(engine, requests, turns=2, between=lambda turn: engine.load("sampler", 1, tensors))
     assert watched["new"] == []
-    assert_right(lm, [episode[1:] for episode in told])
+    assert_right(model_of(engine), [episode[1:] for episode in told])
     assert {completion.version for _, (_, completion) in told} == {1}
 
 

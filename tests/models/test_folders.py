@@ -30,8 +30,9 @@ from oat.assemble.changes import CHANGES
 from oat.config.load import load_config as load_settings
 from oat.config.settings import ModelConfig
 from oat.errors import CheckpointError, ModelError, OatWarning
-from oat.learner.models import frozen_checksum, refuse_other_tensors
+from oat.learner.models import refuse_other_tensors
 from oat.models.beside import is_adapter_directory
+from oat.models.frozen import frozen_checksum
 from oat.models.loading import load_config, load_lm, load_module, load_tokenizer
 from oat.models.lora import load_model
 from oat.models.outlines import Outlines

@@ -41,6 +41,16 @@ def build_engine(lm, **options):
     )
 
 
+def model_of(engine):
+    """Return the model that an engine computes with."""
+    return engine._slots["sampler"]
+
+
+def page_bytes(engine) -> int:
+    """Return the bytes of a page of an engine's cache."""
+    return engine._page_bytes[id(model_of(engine))]
+
+
 def build_requests(*samplings: Sampling, each: int = 3, seed: int = 0) -> list[Request]:
     """Return `each` requests for each sampling, with prompts of 1 to 14 tokens."""
     generator = np.random.default_rng(seed)

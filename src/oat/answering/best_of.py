@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from oat.algorithms.ensemble import refuse_other_features
-from oat.answering.learned import Learned
+from oat.answering.learned import LearnedPolicy
 from oat.assemble.ensemble import make_features, make_scorer
 from oat.assemble.fingerprints import inputs_of_explorer, recorded, refuse_other_weights
-from oat.assemble.models import load_models, load_reference
+from oat.assemble.models import model_sources
 from oat.config.load import Origins, blaming, convert
 from oat.config.settings import Config
 from oat.errors import ConfigError
@@ -34,7 +36,7 @@ from oat.explore.settings import (
 from oat.files import absolute
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import DESCRIPTION, EnsembleDescription, load_ensemble
-from oat.resolve.model_starts import has_own_reference
+from oat.models.sources import lms_of
 from oat.resolve.resolve import make_explorer, make_objective
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rundir.provenance import first_seed
@@ -107,7 +109,7 @@ def _settings(path: str, found: EnsembleDescription, backbone: str) -> tuple[Ens
     )
 
 
-def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) -> EnsembleScorer:
+def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: LearnedPolicy) -> EnsembleScorer:
     """Load the ensemble that chooses among the responses of a run's policy.
 
     Args:
@@ -117,12 +119,13 @@ def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) 
         CheckpointError: the ensemble has learned from other features.
         ConfigError, ModelError: the features or the ensemble cannot be made.
     """
-    lms, seeds = {"policy": found.lm}, Seeds(config.seed, first_seed(run_dir, config.seed))
+    device = found.source.device
+    lms, seeds = {"policy": found.outline}, Seeds(config.seed, first_seed(run_dir, config.seed))
     if chooser.features.backbone == "reference":
-        lms["reference"] = _reference(config, found.lm, seeds)
+        lms["reference"] = _reference(config, device, seeds)
     if chooser.learned is not None:
-        return _exported_scorer(chooser, lms, str(run_dir), chooser.learned)
-    features = make_features(lms, chooser.features)
+        return _exported_scorer(chooser, lms, device, str(run_dir), chooser.learned)
+    features = make_features(lms, chooser.features, device)
     settings = chooser.ensemble
     if found.ensemble:
         refuse_other_features(found.features or features.identity, features.identity, chooser.name)
@@ -141,10 +144,11 @@ def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) 
     return scorer
 
 
-def model_scorer(chooser: Chooser, lm: CausalLM, target: str) -> EnsembleScorer:
+def model_scorer(chooser: Chooser, lm: CausalLM, device: torch.device, target: str) -> EnsembleScorer:
     """Load the exported ensemble that chooses among the responses of a model without a run.
 
     Args:
+        lm: the model. It needs no weights if the features are not those of `reference`.
         target: the model's name, for messages.
 
     Raises:
@@ -152,11 +156,15 @@ def model_scorer(chooser: Chooser, lm: CausalLM, target: str) -> EnsembleScorer:
         ConfigError, ModelError: the features or the ensemble cannot be made.
     """
     assert chooser.learned is not None, "a model without a run has no ensemble of its own"
-    return _exported_scorer(chooser, {"policy": lm, "reference": lm}, target, chooser.learned)
+    return _exported_scorer(chooser, {"policy": lm, "reference": lm}, device, target, chooser.learned)
 
 
 def _exported_scorer(
-    chooser: Chooser, lms: Mapping[str, CausalLM], target: str, learned: Mapping[str, Any]
+    chooser: Chooser,
+    lms: Mapping[str, CausalLM],
+    device: torch.device,
+    target: str,
+    learned: Mapping[str, Any],
 ) -> EnsembleScorer:
     backbone, layer = chooser.features.backbone, chooser.features.layer
     advice = {
@@ -171,24 +179,20 @@ def _exported_scorer(
             f"{chooser.name} reads layer {layer} of the {backbone}, and that of {target} has "
             f"{lms[backbone].num_layers} layers; {advice}"
         )
-    features = make_features(lms, chooser.features)
+    features = make_features(lms, chooser.features, device)
     refuse_other_features(
         learned, features.identity, chooser.name, whose=f"that of the features of {target}", advice=advice
     )
     return make_scorer(chooser.ensemble, features, Seeds(0))
 
 
-def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
-    """Load the reference of a run as the run began with it.
-
-    Args:
-        policy: the policy of a checkpoint.
-    """
-    profile: Literal["cpu", "gpu"] = "gpu" if policy.device.type == "cuda" else "cpu"
+def _reference(config: Config, device: torch.device, seeds: Seeds) -> CausalLM:
+    """Load the reference of a run as the run began with it."""
+    profile: Literal["cpu", "gpu"] = "gpu" if device.type == "cuda" else "cpu"
     config = replace(
         config,
         model=replace(config.model, reference_device=None),
         compute=replace(config.compute, profile=profile),
     )
-    start = policy if has_own_reference(config.model) else load_models(config, (), seeds)["policy"]
-    return load_reference(config, start, seeds)
+    source = model_sources(config, ("reference",), seeds)["reference"]
+    return lms_of({"reference": source})["reference"]

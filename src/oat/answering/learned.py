@@ -16,12 +16,14 @@ from oat.config.load import blaming
 from oat.config.settings import Config
 from oat.config.stored import stored_config
 from oat.errors import CheckpointError, ConfigError
-from oat.learner.models import Critic, RewardModel, frozen_checksum, refuse_other_tensors
+from oat.learner.models import Critic, RewardModel, refuse_other_tensors
 from oat.loop import Run
 from oat.models.causal_lm import CausalLM
+from oat.models.frozen import frozen_checksum
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model
 from oat.models.outlines import Outlines
+from oat.models.sources import ModelSource
 from oat.resolve.about import RunSummary, about
 from oat.resolve.model_starts import critic_model
 from oat.rundir.checkpoints import Checkpoints
@@ -47,6 +49,25 @@ class Learned:
     lm: CausalLM
     model: CausalLM | Critic
     tokenizer: Any
+    renderer: Renderer
+    ensemble: dict[str, torch.Tensor]
+    features: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedPolicy:
+    """The policy of a run with the weights of a checkpoint, before its model is made.
+
+    Attributes:
+        step: the checkpoint's step.
+        source: the source of the model.
+        outline: the model without weights.
+        ensemble, features: as in `Learned`.
+    """
+
+    step: int
+    source: ModelSource
+    outline: CausalLM
     renderer: Renderer
     ensemble: dict[str, torch.Tensor]
     features: dict[str, Any]
@@ -224,6 +245,43 @@ def _take_up_ensemble(
         )
 
 
+def learned_policy(run_dir: Path, which: int | Literal["best"] | None, device: torch.device) -> LearnedPolicy:
+    """Return the policy of a run with the weights of a checkpoint, before its model is made.
+
+    Args:
+        which: see `policy_weights`.
+
+    Raises:
+        ConfigError, CheckpointError, ModelError, TemplateError: see `load_learned`; or the run trained a
+            reward model.
+    """
+    config = run_config(run_dir)
+    step, weights, tensors, state = policy_weights(run_dir, which)
+    if learned_model(tensors) == "reward":
+        raise ConfigError(
+            f"{run_dir}: trained a reward model, which answers nothing; give a run that trained a policy, "
+            "or a model"
+        )
+    outline = Outlines().on_meta(config.model)
+    renderer = _renderer(run_dir, config, outline, load_tokenizer(config.model.path))
+    refuse_other_tensors("policy", weights, outline.trainable())
+    source = ModelSource(
+        config.model, device, tensors=weights.items, frozen=state["learner"]["frozen"]["policy"]
+    )
+    return LearnedPolicy(step, source, outline, renderer, ensemble_weights(tensors), ensemble_features(state))
+
+
+def _renderer(run_dir: Path, config: Config, policy: CausalLM, tokenizer: Any) -> Renderer:
+    """Return the renderer of a run.
+
+    Raises:
+        ModelError, TemplateError: files that the run read have changed.
+    """
+    now = {**inputs_of_models(config, policy, tokenizer), **inputs_of_template(config, tokenizer)}
+    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
+    return make_renderer(config, policy, tokenizer)
+
+
 def load_learned(
     run_dir: Path,
     which: int | Literal["best"] | None = None,
@@ -251,10 +309,7 @@ def load_learned(
         raise ConfigError(f"{run_dir}: {config.algorithm.name} has no critic; leave --critic out")
     start = critic_model(config.model) if critic else config.model
     lm, tokenizer = load_model(start, device=device, needs_head=not critic), load_tokenizer(config.model.path)
-    policy = Outlines().on_meta(config.model) if critic else lm
-    now = {**inputs_of_models(config, policy, tokenizer), **inputs_of_template(config, tokenizer)}
-    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
-    renderer = make_renderer(config, policy, tokenizer)
+    renderer = _renderer(run_dir, config, Outlines().on_meta(config.model) if critic else lm, tokenizer)
     model: CausalLM | Critic = lm
     if critic:
         model = Critic(lm, np.random.default_rng())

@@ -24,13 +24,14 @@ import numpy as np
 import torch
 
 from oat.answering.best_of import Chooser, exported_chooser, model_scorer, run_chooser, run_scorer
-from oat.answering.learned import load_learned, run_config
+from oat.answering.learned import learned_policy, run_config
 from oat.assemble.engine import pooling_of
 from oat.assemble.models import check_tokenizer, device_of
 from oat.assemble.run_inputs import make_renderer
 from oat.config.parts import settings_of
 from oat.config.settings import Config, ModelConfig, SamplingConfig
-from oat.engines.embedded import Embedded, torch_engine
+from oat.engines.embedded import Embedded
+from oat.engines.split import SplitEngine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, ModelError, OatWarning
@@ -38,9 +39,9 @@ from oat.evaluation.modes import best_of
 from oat.hardware.memory import keep_few_kernels
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import ADAPTER, is_adapter_directory
-from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_config, load_tokenizer
-from oat.models.lora import load_model
+from oat.models.outlines import Outlines
+from oat.models.sources import ModelSource, lms_of
 from oat.resolve.sampling import plain_sampling
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
@@ -142,7 +143,7 @@ class ResponseGenerator:
     prompt_key: str
     reference_key: str | None
     renderer: Renderer
-    engine: TorchEngine
+    engine: TorchEngine | SplitEngine
     sampling: Sampling
     seeds: Seeds
     actor: Actor
@@ -229,12 +230,7 @@ def _load_run(run_dir: Path, options: GenerationOptions) -> ResponseGenerator:
     elif options.best_of is not None:
         chooser = run_chooser(run_dir, config)
     profile = config.compute.profile if torch.cuda.is_available() else "cpu"
-    found = load_learned(run_dir, options.step, device_of(options.profile or profile))
-    if found.name == "reward":
-        raise ConfigError(
-            f"{run_dir}: trained a reward model, which answers nothing; give a run that trained a policy, "
-            "or a model"
-        )
+    found = learned_policy(run_dir, options.step, device_of(options.profile or profile))
     render = config.render
     if options.template is not None or options.system is not None:
         template = _template(options, default=render.template)
@@ -246,10 +242,20 @@ def _load_run(run_dir: Path, options: GenerationOptions) -> ResponseGenerator:
             system=options.system or (render.system if template else None),
             date=None if is_other else render.date,
         )
-    renderer = make_renderer(replace(config, render=render), found.lm, found.tokenizer)
+    renderer = make_renderer(replace(config, render=render), found.outline, found.renderer.tokenizer)
     name = f"{run_dir} after {found.step} steps"
     scorer = None if chooser is None else run_scorer(chooser, run_dir, config, found)
-    return _speaker(name, found.lm, renderer, plain_sampling(config), options, config, chooser, scorer)
+    return _speaker(
+        name,
+        found.source,
+        renderer,
+        plain_sampling(config),
+        options,
+        config=config,
+        context=found.outline.context_length,
+        chooser=chooser,
+        scorer=scorer,
+    )
 
 
 def _load_plain_model(target: str, options: GenerationOptions) -> ResponseGenerator:
@@ -266,15 +272,29 @@ def _load_plain_model(target: str, options: GenerationOptions) -> ResponseGenera
         lora, base = described_adapter(target)
         _refuse_base(target, base)
         model = replace(model, path=base, lora=lora, adapter=target)
-    lm = load_model(model, device=device_of(options.profile or "cpu"))
+    source = ModelSource(model, device_of(options.profile or "cpu"))
+    lm = Outlines().on_meta(model)
+    if chooser is not None and chooser.features.backbone == "reference":
+        lm = lms_of({SLOT: source})[SLOT]
+        source = replace(source, lm=lm)
     tokenizer = load_tokenizer(model.path)
     template = _template(options, default="tokenizer" if tokenizer.chat_template else None)
     _refuse_system(target, options, template)
     renderer = Renderer(tokenizer, template=template, system=options.system, eos_ids=lm.eos_ids)
     check_tokenizer(lm, model.path, renderer)
-    scorer = None if chooser is None else model_scorer(chooser, lm, target)
+    scorer = None if chooser is None else model_scorer(chooser, lm, source.device, target)
     sampling = Sampling(SamplingConfig.max_new_tokens)
-    return _speaker(target, lm, renderer, sampling, options, None, chooser, scorer)
+    return _speaker(
+        target,
+        source,
+        renderer,
+        sampling,
+        options,
+        config=None,
+        context=lm.context_length,
+        chooser=chooser,
+        scorer=scorer,
+    )
 
 
 def _refuse_base(adapter: str, base: str) -> None:
@@ -299,11 +319,13 @@ def _refuse_base(adapter: str, base: str) -> None:
 
 def _speaker(
     name: str,
-    lm: CausalLM,
+    source: ModelSource,
     renderer: Renderer,
     sampling: Sampling,
     options: GenerationOptions,
+    *,
     config: Config | None,
+    context: int | None,
     chooser: Chooser | None,
     scorer: EnsembleScorer | None,
 ) -> ResponseGenerator:
@@ -312,12 +334,13 @@ def _speaker(
     keys: tuple[str, str | None] = ("prompt", None)
     if config is not None:
         if config.engine.name == "torch":
-            engine_options = settings_of(config, "engine")
+            # the one slot computes in the precision of the model
+            engine_options = replace(settings_of(config, "engine"), dtype="float32", own_reference=False)
         threads = config.compute.threads if config.compute.profile == "cpu" else None
         keys = (config.prompts.prompt_key, config.prompts.reference_key)
-    engine = torch_engine(
+    engine = Embedded.make(
         engine_options,
-        {SLOT: lm},
+        {SLOT: source},
         num_tokens=renderer.num_tokens,
         stop_ids=renderer.stop_ids,
         decode=renderer.decode,
@@ -331,7 +354,7 @@ def _speaker(
     seeds = Seeds(options.seed)
     actor = Actor(renderer, engine, sampling, seeds, scorer=scorer)
     return ResponseGenerator(
-        name, *keys, renderer, engine, sampling, seeds, actor, options.best_of or 0, lm.context_length
+        name, *keys, renderer, engine, sampling, seeds, actor, options.best_of or 0, context
     )
 
 

@@ -14,15 +14,15 @@ from oat import wire
 from oat.assemble.engine import run_engine
 from oat.assemble.ensemble import make_features, make_scorer
 from oat.assemble.fingerprints import Inputs
-from oat.assemble.models import load_models, shared_slots
+from oat.assemble.models import device_of, load_models, shared_slots, slot_sources
 from oat.assemble.run_inputs import make_renderer
-from oat.assemble.same_inputs import refuse_other_inputs
+from oat.assemble.same_inputs import identities, refuse_other_inputs
 from oat.config.load import config_of
 from oat.environments.batched import BatchedEnvironment
 from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
-from oat.models.lora import LoadModel, load_model
+from oat.models.sources import ModelSource
 from oat.resolve.environment import make_batched
 from oat.resolve.resolve import resolve
 from oat.resolve.resolved import Resolved
@@ -81,34 +81,34 @@ class ActorPlan:
 
 def make_actor_side(
     resolved: Resolved,
-    lms: Mapping[str, CausalLM],
+    sources: Mapping[str, ModelSource],
     renderer: Renderer,
     environment: BatchedEnvironment | None,
     seeds: Seeds,
     *,
+    context: int | None,
     scorer: EnsembleScorer | None,
     features: Features | None,
     records_text_ends: bool,
-    load: LoadModel = load_model,
 ) -> ActorSide:
     """Make the side.
 
     Args:
-        lms: the models by name. Slots share them if `load_slots` allows it.
+        sources: the sources of the models that sample, by slot (`slot_sources`).
+        context: largest number of tokens that each of these models reads; None: no limit is known.
         scorer: computes the ensemble's scores; None if there is no ensemble.
         features: the backbone of features; None if nothing reads them.
-        load: function that loads a model that a slot cannot share.
     """
     versions: dict[str, int] = defaultdict(int)
     with resolved.error_context("model.path"):
-        engine = run_engine(resolved, lms, renderer, seeds, load)
+        engine = run_engine(resolved, sources, renderer)
     actor = Actor(
         renderer,
         over_wire(engine) if resolved.config.compute.serialise else engine,
         make_sampling(resolved),
         seeds,
         environment=environment,
-        context=_context(resolved, lms),
+        context=context,
         scorer=scorer,
         features=features,
         records_text_ends=records_text_ends,
@@ -121,8 +121,8 @@ def make_actor_side(
 
 
 def open_actor_side(plan: ActorPlan) -> ActorSide:
-    """Make the side in a process of its own, with models of its own. Their weights are those that the run
-    begins with, until others arrive.
+    """Make the side in a process of its own. The engine makes its models of their sources; their weights are
+    those of the folders until the run's own process sends others.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -132,11 +132,15 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     seeds, tokenizer = Seeds(config.seed, plan.first_seed), load_tokenizer(config.model.path)
-    outline = load_models(config, (), seeds, resolved.outlines.on_meta)["policy"]
-    refuse_other_inputs(resolved, plan.inputs, outline, tokenizer)
-    lms = load_models(config, resolved.models & {"reference"}, seeds)
-    ensemble = ensemble_of(resolved.explorer)
-    features = make_features(lms, resolved.features) if resolved.features else None
+    needs = resolved.models & {"reference"}
+    outlines = load_models(config, needs, seeds, resolved.outlines.on_meta)
+    refuse_other_inputs(resolved, plan.inputs, outlines["policy"], tokenizer)
+    ensemble, features, lms = ensemble_of(resolved.explorer), None, dict[str, CausalLM]()
+    if resolved.features is not None:
+        if resolved.features.backbone == "reference":
+            lms = load_models(config, needs, seeds)
+        device = device_of(config.compute.profile)
+        features = make_features({**outlines, **lms}, resolved.features, device)
     scorer = None
     if ENSEMBLE in resolved.explorer.needs:
         assert ensemble is not None, "the run's own process has checked it"
@@ -144,10 +148,11 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
         scorer = make_scorer(ensemble, features, seeds)
     return make_actor_side(
         resolved,
-        lms,
-        make_renderer(config, lms["policy"], tokenizer),
+        slot_sources(resolved, seeds, lms, identities=identities(plan.inputs)),
+        make_renderer(config, outlines["policy"], tokenizer),
         make_batched(resolved.config, resolved.origins),
         seeds,
+        context=context_of(resolved, outlines),
         scorer=scorer,
         features=features,
         records_text_ends=plan.records_text_ends,
@@ -178,7 +183,11 @@ class ActorWorker:
         return reply
 
 
-def _context(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:
-    """Return the largest number of tokens that every model reads which samples; None if no limit is known."""
+def context_of(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:
+    """Return the largest number of tokens that every model reads which samples; None if no limit is known.
+
+    Args:
+        lms: the models by name, with or without weights.
+    """
     sampled = {"policy", *(resolved.slots & lms.keys())}
     return min((size for name in sampled if (size := lms[name].context_length) is not None), default=None)

@@ -3,45 +3,36 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from oat.assemble.models import load_slots
 from oat.config.parts import find_part, settings_of
 from oat.engines.base import Engine
 from oat.engines.decoding import Pooling
 from oat.engines.kind import EngineKind
 from oat.explore.settings import FeaturesConfig
-from oat.models.causal_lm import CausalLM
-from oat.models.lora import LoadModel, load_model
+from oat.models.sources import ModelSource
 from oat.resolve.resolved import Resolved
 from oat.runtime.probe import TOLERANCES, Probing, probe_ids
-from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 
 
-def run_engine(
-    resolved: Resolved,
-    lms: Mapping[str, CausalLM],
-    renderer: Renderer,
-    seeds: Seeds,
-    load: LoadModel = load_model,
-) -> Engine:
-    """Make the engine of a run. A slot shares the learner's model if `load_slots` allows it.
+def run_engine(resolved: Resolved, sources: Mapping[str, ModelSource], renderer: Renderer) -> Engine:
+    """Make the engine of a run.
 
     Args:
-        lms: the learner's models by name.
-        load: function that loads a model that a slot cannot share.
+        sources: the result of `slot_sources`.
     """
     config, threads = resolved.config, given_threads(resolved)
     kind: EngineKind = find_part(config, "engine", {})
     engine = kind.make(
         settings_of(config, "engine"),
-        load_slots(resolved, lms, seeds, load),
+        sources,
         num_tokens=renderer.num_tokens,
         stop_ids=renderer.stop_ids,
         decode=renderer.decode,
         threads=threads,
         pooling=pooling_of(resolved.features),
     )
-    if threads is None and config.compute.profile == "cpu" and lms["policy"].has_weights:
+    has_weights = all(source.lm is None or source.lm.has_weights for source in sources.values())
+    if threads is None and config.compute.profile == "cpu" and has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine
 

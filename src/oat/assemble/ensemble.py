@@ -18,10 +18,10 @@ from oat.explore.settings import (
     ensemble_of,
     features_of,
 )
-from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import DESCRIPTION, Ensemble, EnsembleDescription, load_ensemble
+from oat.models.frozen import frozen_checksum
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features, FromSampling, SecondPass, load_backbone
 from oat.seeds import Seeds
@@ -56,11 +56,14 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
     )
 
 
-def make_features(lms: Mapping[str, CausalLM], settings: FeaturesConfig) -> Features:
+def make_features(
+    lms: Mapping[str, CausalLM], settings: FeaturesConfig, device: torch.device | None = None
+) -> Features:
     """Make the backbone of the features that an ensemble reads of sampled responses.
 
     Args:
-        lms: the run's models, by name.
+        lms: the run's models, by name. If the backbone is the policy, it needs no weights.
+        device: device of a backbone of its own; None: that of the policy.
 
     Raises:
         ConfigError: the backbone has no such layer.
@@ -69,21 +72,26 @@ def make_features(lms: Mapping[str, CausalLM], settings: FeaturesConfig) -> Feat
     if settings.backbone == "policy":
         _check_layer(settings, lms["policy"])
         return FromSampling(lms["policy"], settings.layer, settings.pooling)
-    return features_with(lms, settings)
+    return features_with(lms, settings, device)
 
 
-def features_with(lms: Mapping[str, CausalLM], settings: FeaturesConfig) -> Features:
+def features_with(
+    lms: Mapping[str, CausalLM], settings: FeaturesConfig, device: torch.device | None = None
+) -> Features:
     """Make a backbone that makes a pass of its own, also over the policy's responses.
 
     Args:
-        lms: the run's models, by name.
+        lms, device: as in `make_features`.
 
     Raises:
         ConfigError, ModelError: as `make_features`.
     """
     if settings.is_own:
-        device = str(lms["policy"].device) if lms["policy"].has_weights else "cpu"
-        return load_backbone(settings.backbone, settings.layer, settings.pooling, settings.max_tokens, device)
+        policy = lms["policy"]
+        place = device or (policy.device if policy.has_weights else torch.device("cpu"))
+        return load_backbone(
+            settings.backbone, settings.layer, settings.pooling, settings.max_tokens, str(place)
+        )
     lm = lms[settings.backbone]
     _check_layer(settings, lm)
     weights = frozen_checksum(lm.module, ()) if lm.has_weights else 0

@@ -12,9 +12,11 @@ from oat.hardware.memory import give_back_freed_memory, keep_few_kernels
 from oat.hardware.threads import LARGE
 from oat.models.adapter_files import described_adapter
 from oat.models.beside import is_adapter_directory
-from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.causal_lm import CausalLM
+from oat.models.identity import Identity, hash_of
 from oat.models.loading import load_tokenizer
-from oat.models.lora import LoadModel, load_model, share_base
+from oat.models.lora import LoadModel, load_model
+from oat.models.sources import ModelSource, lms_of
 from oat.models.value_head import check_value_head
 from oat.resolve.model_starts import critic_model, has_own_critic, has_own_reference, starts_alike
 from oat.resolve.resolved import Resolved
@@ -50,36 +52,64 @@ def device_notes(profile: str) -> tuple[str, ...]:
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """Load the learner's models and return them by name. The policy is always loaded. `needs` may add
-    "reference", "critic" (the critic's backbone) and "reward" (the reward model's backbone).
-
-    With an adapter, the backbones share the policy's frozen weights, except a critic that starts from another
-    model. If the reference has no weights of its own (`has_own_reference`), it shares them too. The backbones
-    have no output embeddings.
+    """Load the learner's models and return them by name; see `model_sources`. The backbones have no output
+    embeddings.
 
     Args:
-        needs: names of the models that are needed beside the policy.
         load: function that loads one model.
 
     Raises:
         ConfigError, ModelError: see `device_of` and `load_model`.
     """
     keep_few_kernels()
-    model, device = config.model, device_of(config.compute.profile)
-    policy = load(model, seeds.key("init", "policy"), device)
-    if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:
+    sources = model_sources(config, needs, seeds)
+    policy = sources["policy"]
+    lm = lms_of({"policy": policy}, load)["policy"]
+    if sum(parameter.numel() for parameter in lm.module.parameters()) > LARGE:
         give_back_freed_memory()
-    lms = {"policy": policy}
     # Models of one source are read one by one. A copy would lie at other addresses than the pages of a file,
     # and products of one row may round differently there: a reference would change the bits of the policy.
+    lms = lms_of(sources, load, {policy: lm})
+    for name in lms.keys() & {"critic", "reward"}:
+        lms[name].drop_head()
+    return lms
+
+
+def model_sources(
+    config: Config,
+    needs: Collection[str],
+    seeds: Seeds,
+    lms: Mapping[str, CausalLM] | None = None,
+    identities: Mapping[str, Identity] | None = None,
+) -> dict[str, ModelSource]:
+    """Return the sources of the models of a run, by name: that of the policy, and those in `needs`:
+    "reference", "critic" (the critic's backbone), "reward" (the reward model's backbone).
+
+    With an adapter, the models share the policy's frozen weights, except a critic that starts from another
+    model. If the reference has no weights of its own (`has_own_reference`), it shares them too.
+
+    Args:
+        lms: models of this process that are made already, of policy and reference.
+        identities: what the configurations of models must be, by the hash of their paths.
+
+    Raises:
+        ConfigError: see `device_of`.
+    """
+    device, seed, lms = device_of(config.compute.profile), seeds.key("init", "policy"), lms or {}
+    identities = identities or {}
+    identity = identities.get(hash_of(config.model.path), {})
+    policy = ModelSource(config.model, device, seed, identity, lm=lms.get("policy"))
+    sources = {"policy": policy}
     if "reference" in needs:
-        lms["reference"] = load_reference(config, policy, seeds, load)
+        reference = reference_source(config, policy)
+        identity = identities.get(hash_of(reference.path), {})
+        sources["reference"] = replace(reference, identity=identity, lm=lms.get("reference"))
     for name in ("critic", "reward"):
         if name in needs:
-            is_own = name == "critic" and has_own_critic(model)
-            lms[name] = (_own_critic if is_own else _another)(config, name, policy, seeds, load)
-            lms[name].drop_head()
-    return lms
+            is_own = name == "critic" and has_own_critic(config.model)
+            seed = seeds.key("init", name)
+            sources[name] = _own_critic(config, policy, seed) if is_own else _another(policy, seed)
+    return sources
 
 
 def load_policy(resolved: Resolved) -> CausalLM:
@@ -87,42 +117,37 @@ def load_policy(resolved: Resolved) -> CausalLM:
     return load_model(resolved.config.model)
 
 
-def load_slots(
-    resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
-) -> dict[str, CausalLM]:
-    """Load the engine's models, by slot. A slot shares the learner's model if the two always have the same
-    version and the same precision.
+def slot_sources(
+    resolved: Resolved,
+    seeds: Seeds,
+    lms: Mapping[str, CausalLM],
+    load: LoadModel = load_model,
+    *,
+    identities: Mapping[str, Identity] | None = None,
+) -> dict[str, ModelSource]:
+    """Return the sources of the engine's models, by slot. A slot shares a model of this process if the engine
+    can, and the two always have the same version.
 
     Args:
-        lms: the learner's models.
-        load: function that loads a model that is not shared.
-
-    Raises:
-        ModelError: the engine has weights of its own, and one of their tensors did not get the engine's
-            precision when it was loaded.
+        lms: models of this process by name: of the learner, or of features.
+        load: function that makes a model. If it is not `load_model`, it makes those that are not shared too.
+        identities: as in `model_sources`.
     """
-    config, dtype = resolved.config, resolved.engine.dtype
-    policy = lms["policy"]
-    is_late = config.learner.sync_every > 1
-    if resolved.engine.capabilities.shares_weights:
-        slots = {
-            "sampler": _another(config, "sampler", policy, seeds, load) if is_late else policy,
-            "policy": policy,
-        }
-        return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
-    own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
-    lms = load_models(own, resolved.slots & {"reference"}, seeds, load)
-    slots = {"sampler": load(own.model, device=policy.device) if is_late else lms["policy"], **lms}
-    for lm in slots.values():
-        for name, tensor in lm.tensors().items():
-            # an adapter without weights stays in the precision it is made in
-            is_unmoved = not lm.has_weights and is_adapter(name)
-            if tensor.is_floating_point() and tensor.dtype != getattr(torch, dtype) and not is_unmoved:
-                raise ModelError(
-                    f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
-                    "engine.dtype at float32"
-                )
-    return slots
+    config, traits = resolved.config, resolved.engine
+    shares = traits.capabilities.shares_weights
+    if not shares:
+        model = replace(config.model, dtype=traits.dtype, reference_dtype=None)
+        config = replace(config, model=model)
+    shared = lms if shares else {}
+    needs = {"reference"} & (resolved.slots | shared.keys())
+    sources = model_sources(config, needs, seeds, shared, identities)
+    policy, sampler = sources["policy"], sources["policy"]
+    if config.learner.sync_every > 1:
+        sampler = _another(policy, seeds.key("init", "sampler"))
+    slots = {"sampler": sampler, **sources}
+    if load is load_model:
+        return slots
+    return {name: replace(slots[name], lm=lm) for name, lm in lms_of(slots, load).items()}
 
 
 def shared_slots(config: Config) -> list[frozenset[str]]:
@@ -206,24 +231,25 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
         )
 
 
-def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel = load_model) -> CausalLM:
-    """Load the reference. It is one of three: the policy with its adapter off; a second adapter on the
-    policy's frozen weights; a model with weights of its own.
+def reference_source(config: Config, policy: ModelSource) -> ModelSource:
+    """Return the source of the reference. It is one of three: the policy with its adapter off; a second
+    adapter on the policy's frozen weights; a model with weights of its own.
 
     Args:
-        policy: the policy as it starts. If the reference has weights of its own, only its device is read.
+        policy: the source of the policy.
     """
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
-            adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
-            own_adapter = replace(config, model=adapter)
-            return _another(own_adapter, "policy", policy, seeds, load, field="model.reference")
+            lora = described_adapter(model.reference)[0]
+            adapted = replace(policy, model=replace(model, adapter=model.reference, lora=lora))
+            return replace(adapted, base=policy, field="model.reference")
         is_start = model.reference is None and (
             model.adapter is not None or model.reference_update is not None
         )
-        return _another(config, "policy", policy, seeds, load) if is_start else policy.base()
-    device = torch.device(model.reference_device or policy.device)
+        if is_start:
+            return _another(policy, policy.seed)
+        return replace(policy, model=replace(model, adapter=None, lora=None), base=policy, lm=None)
     own = ModelConfig(
         model.reference or model.path,
         dtype=model.reference_dtype or model.dtype,
@@ -233,31 +259,21 @@ def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadMod
         own = replace(
             own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0]
         )
-    return load(own, device=device, field="model.reference")
+    device = torch.device(model.reference_device or policy.device)
+    return ModelSource(own, device, field="model.reference")
 
 
-def _own_critic(config: Config, name: str, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
-    own, seed = critic_model(config.model), seeds.key("init", name)
-    return load(own, seed, policy.device, field="model.critic", needs_head=False)
+def _own_critic(config: Config, policy: ModelSource, seed: int) -> ModelSource:
+    return ModelSource(
+        critic_model(config.model), policy.device, seed, field="model.critic", needs_head=False
+    )
 
 
-def _another(
-    config: Config,
-    name: str,
-    policy: CausalLM,
-    seeds: Seeds,
-    load: LoadModel,
-    *,
-    field: str = "model.adapter",
-) -> CausalLM:
-    """Load a second copy of the model that the policy starts from. With an adapter, only the adapter is a
-    copy; the frozen weights are shared with the policy.
+def _another(policy: ModelSource, seed: int) -> ModelSource:
+    """Return the source of a second copy of the model that the policy starts from. With an adapter, only the
+    adapter is a copy.
 
     Args:
-        name: the name of the copy, which is part of the address of its random numbers.
-        field: the setting that errors name.
+        seed: seed of the adapter's initial weights.
     """
-    lm = load(config.model, seeds.key("init", name), policy.device, field=field)
-    if config.model.lora is not None:
-        share_base(lm, policy)
-    return lm
+    return replace(policy, seed=seed, base=policy if policy.model.lora is not None else None, lm=None)

@@ -13,7 +13,7 @@ import torch
 
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
-from oat.assemble.actor_side import ActorPlan, ActorSide, make_actor_side
+from oat.assemble.actor_side import ActorPlan, ActorSide, context_of, make_actor_side
 from oat.assemble.apart import Processes, oracles_of, process_notes, start_processes
 from oat.assemble.changes import known_changes
 from oat.assemble.engine import engine_notes, weights_proof
@@ -25,6 +25,7 @@ from oat.assemble.models import (
     device_notes,
     shared_slots,
     slot_dtypes,
+    slot_sources,
 )
 from oat.assemble.outline import longest_sequence
 from oat.assemble.run_directory import RunDirectory, unlocked_directory
@@ -247,14 +248,14 @@ def _side_beside(
     """Make the side that samples beside that of the learner. It shares the learner's models."""
     return make_actor_side(
         resolved,
-        own.lms,
+        slot_sources(resolved, seeds, own.lms, load),
         run_inputs.renderer,
         run_inputs.environment,
         seeds,
+        context=context_of(resolved, own.lms),
         scorer=own.ensemble.scorer if own.ensemble else None,
         features=own.features,
         records_text_ends=run_inputs.has_character_steps,
-        load=load,
     )
 
 
@@ -398,6 +399,7 @@ def _tracking(config: Config, home: RunDirectory, run_inputs: RunInputs) -> Trac
         partial(_environment, config.seed),
         run_inputs.inputs,
         OwnFiles(run_inputs.known, run_inputs.roles),
+        run_inputs.news,
     )
     sinks = [SinkProcess(sink, home.directory, dump(config)) for sink in described_sinks(t)]
     return Tracking(

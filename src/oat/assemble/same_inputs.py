@@ -14,6 +14,7 @@ from oat.assemble.fingerprints import (
     refuse_other_weights,
 )
 from oat.models.causal_lm import CausalLM
+from oat.models.identity import Identity
 from oat.resolve.resolved import Resolved
 
 
@@ -45,6 +46,17 @@ def refuse_other_inputs(resolved: Resolved, sent: Inputs, lm: CausalLM, tokenize
     refuse_other_models(config, sent, now, error_context)
     weights = _weights(resolved)
     refuse_other_weights(sent, {"weights": weights}, [*weights], error_context)
+
+
+def identities(sent: Inputs) -> dict[str, Identity]:
+    """Return what the run's own process has found in the configuration of each model, by the hash of its
+    path.
+
+    Args:
+        sent: the result of `inputs_sent` there.
+    """
+    found = [(each["of"], each["is"]) for each in sent.get("models", {}).values()]
+    return {of: {"config.json": held["config.json"]} for of, held in found if "config.json" in held}
 
 
 def _weights(resolved: Resolved) -> Inputs:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from oat.engines.kind import Capabilities, Load, Traits
 from oat.engines.shapes import PASS_TOKENS, filled_up, fixed_rows
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
+from oat.errors import ModelError
 from oat.types import Sampling
 
 if TYPE_CHECKING:
-    from oat.engines.base import Engine
     from oat.engines.decoding import Decode, Pooling
+    from oat.engines.split import SplitEngine
     from oat.engines.torch import TorchEngine
     from oat.models.causal_lm import CausalLM
+    from oat.models.sources import ModelSource
 
 _FLOAT, _DOUBLE = 4, 8
 """Bytes of a number."""
@@ -45,54 +47,65 @@ class Embedded:
             shares_weights=is_learners_precision,
             stop_strings=True,
         )
-        return Traits(capabilities, config.dtype, config.threads, TorchMemory(config))
+        return Traits(capabilities, "pages", config.dtype, config.threads, TorchMemory(config))
 
     @staticmethod
     def make(
         config: TorchEngineConfig,
-        slots: Mapping[str, "CausalLM"],
+        sources: Mapping[str, "ModelSource"],
         *,
         num_tokens: int,
         stop_ids: Collection[int],
         decode: "Decode",
         threads: int | None,
         pooling: "Pooling | None",
-    ) -> "Engine":
+    ) -> "TorchEngine | SplitEngine":
         """Make the engine; see `oat.engines.kind.EngineKind`."""
         from oat.engines.split import APART, SplitEngine
+        from oat.engines.torch import TorchEngine
+        from oat.models.sources import lms_of
 
-        def single(slots: Mapping[str, "CausalLM"]) -> "TorchEngine":
-            return torch_engine(
-                config,
-                slots,
+        slots = lms_of(sources)
+        if config.dtype != "float32":
+            for lm in slots.values():
+                refuse_other_dtype(lm, config.dtype)
+
+        def single(names: Collection[str]) -> TorchEngine:
+            return TorchEngine(
+                {name: slots[name] for name in names},
                 num_tokens=num_tokens,
                 stop_ids=stop_ids,
                 decode=decode,
+                max_rows=config.max_rows,
+                cache_gb=config.cache_gb,
+                deterministic=config.deterministic,
                 threads=threads,
                 pooling=pooling,
             )
 
         if not config.own_reference:
             return single(slots)
-        main = {slot: lm for slot, lm in slots.items() if slot != APART}
-        return SplitEngine(single(main), single({APART: slots[APART]}))
+        return SplitEngine(single(slots.keys() - {APART}), single([APART]))
 
 
-def torch_engine(config: TorchEngineConfig, slots: Mapping[str, "CausalLM"], **others: Any) -> "TorchEngine":
-    """Make one engine for all slots.
+def refuse_other_dtype(lm: "CausalLM", dtype: str) -> None:
+    """Refuse a model that keeps a tensor in another precision than the engine's.
 
-    Args:
-        others: the other arguments of `TorchEngine`, which are no settings.
+    Raises:
+        ModelError: it does.
     """
-    from oat.engines.torch import TorchEngine
+    import torch
 
-    return TorchEngine(
-        slots,
-        max_rows=config.max_rows,
-        cache_gb=config.cache_gb,
-        deterministic=config.deterministic,
-        **others,
-    )
+    from oat.models.causal_lm import is_adapter
+
+    for name, tensor in lm.tensors().items():
+        # an adapter without weights stays in the precision it is made in
+        is_unmoved = not lm.has_weights and is_adapter(name)
+        if tensor.is_floating_point() and tensor.dtype != getattr(torch, dtype) and not is_unmoved:
+            raise ModelError(
+                f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
+                "engine.dtype at float32"
+            )
 
 
 class TorchMemory:

@@ -11,7 +11,7 @@ from oat.types.part import Check, RunFacts
 if TYPE_CHECKING:
     from oat.engines.base import Engine
     from oat.engines.decoding import Decode, Pooling
-    from oat.models.causal_lm import CausalLM
+    from oat.models.sources import ModelSource
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Capabilities:
         recorded_is_old: it computes as a learner in float32 does. Recorded log-probabilities of the policy's
             present weights are then also the old ones. Without it, `prepare` computes the old ones.
         sampled_logps: completions have log-probabilities of the sampled distribution.
-        shares_weights: slots may compute with the learner's own tensors. Without it, they have copies.
+        shares_weights: a slot may compute with a model of the process (`ModelSource.lm`), such as the
+            learner's own. Without it, the engine makes models of its own.
         stop_strings: a response may end at a string.
         slots: the slots that it serves; None: any.
     """
@@ -119,11 +120,14 @@ class Traits:
     """What a run knows of its engine before the engine is made.
 
     Attributes:
+        way: how the engine computes, in a word or two: for one of a library also the library's minor version.
+            A run that goes on with another way is refused.
         dtype: precision in which the engine computes.
         threads: number of threads that its settings name; None: they leave it open.
     """
 
     capabilities: Capabilities
+    way: str
     dtype: Literal["float32", "bfloat16"]
     threads: int | None
     memory: EngineMemory
@@ -144,7 +148,7 @@ class EngineKind(Protocol):
     @staticmethod
     def make(
         config: Any,
-        slots: Mapping[str, "CausalLM"],
+        sources: Mapping[str, "ModelSource"],
         *,
         num_tokens: int,
         stop_ids: Collection[int],
@@ -155,11 +159,14 @@ class EngineKind(Protocol):
         """Make the engine.
 
         Args:
-            slots: the model of each slot.
+            sources: the source of each slot's model. Slots with the same source share its weights.
             num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
             decode: turns ids, which follow the ids of the second argument, into text; stop strings are
                 searched for in this text.
             threads: number of threads of the computation; None: the number does not change.
             pooling: the features that completions have; None: none.
+
+        Raises:
+            ConfigError, EngineError, ModelError: a model cannot be made, or does not suit the engine.
         """

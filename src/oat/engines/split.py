@@ -37,6 +37,9 @@ class SplitEngine:
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         return self._of(slot).generate(requests, slot)
 
+    def stream(self, request: Request, slot: str) -> Iterator[Completion]:
+        return self._of(slot).stream(request, slot)
+
     def release(self, slot: str, keys: Sequence[int]) -> None:
         self._of(slot).release(slot, keys)
 

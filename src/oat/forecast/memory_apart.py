@@ -176,10 +176,11 @@ def estimate_actor(resolved: Resolved, lengths: Lengths, policy: ModelOutline | 
     config = resolved.config
     held = held_models(resolved, policy or outlined_model(resolved, "policy"))
     policy = held["policy"].outline
-    own = {name: held[name].own for name in ("policy", "reference") if name in held}
+    reads = resolved.features is not None and resolved.features.backbone == "reference"
+    needs = {"policy", "reference"} if reads or "reference" in resolved.slots else {"policy"}
+    own = {name: held[name].own for name in needs & held.keys()}
     copies = slot_copies(resolved, held)
     networks, _ = ensemble_bytes(resolved, policy)
-    reads = resolved.features is not None and not resolved.features.is_own
     if not resolved.engine.capabilities.shares_weights and not reads:
         own = {}  # slots of another precision, and nobody reads the models themselves
     weights = sum(own.values()) + sum(copies.values()) + networks

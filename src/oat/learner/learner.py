@@ -36,13 +36,14 @@ from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import columns_on, fault_of, micro_batches, plan_of, select_rows, view_of
-from oat.learner.models import Model, device_of, frozen_checksum, refuse_other_frozen, refuse_other_tensors
+from oat.learner.models import Model, device_of, refuse_other_frozen, refuse_other_tensors
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings, build_optimiser, clip_gradient
 from oat.learner.ranks import ALONE, Ranks
 from oat.learner.reduction import Reduction
 from oat.learner.shards import whole
 from oat.models.causal_lm import checkpointing
+from oat.models.frozen import frozen_checksum
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Batch, Trajectory
 

@@ -14,9 +14,7 @@ Attention is causal, so the hidden states that are read are those of the whole r
 weights' gradients differs, since equal rows are added up earlier.
 """
 
-import json
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -332,18 +330,6 @@ class RewardModel(Critic):
         self.work_counter.add(places, heads=0)
         last_N = torch.tensor([place[-1] for place in places], device=hidden_TD.device)
         return {"score": self.scores(hidden_TD[last_N])}
-
-
-def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
-    """Return a checksum of all tensors of a module except those in `moving`. It identifies the base model of
-    an adapter, and the reference of a run."""
-    moves = set(map(id, moving))
-    sums = [
-        (name, zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data))
-        for name, tensor in sorted(module.state_dict(keep_vars=True).items())
-        if id(tensor) not in moves
-    ]
-    return zlib.crc32(json.dumps(sums).encode())
 
 
 def refuse_other_tensors(model: str, held: Collection[str], expected: Collection[str]) -> None:

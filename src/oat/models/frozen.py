@@ -4,7 +4,9 @@ A name may have `*`, which stands for any characters. A tensor with several name
 frozen if one of its names matches.
 """
 
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -42,6 +44,18 @@ def freeze(lm: CausalLM, patterns: Sequence[str]) -> None:
             "which trains an adapter beside frozen weights"
         )
     lm.frozen = frozenset(frozen)
+
+
+def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
+    """Return a checksum of all tensors of a module except those in `moving`. It identifies the base model of
+    an adapter, and the reference of a run."""
+    moves = set(map(id, moving))
+    sums = [
+        (name, zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data))
+        for name, tensor in sorted(module.state_dict(keep_vars=True).items())
+        if id(tensor) not in moves
+    ]
+    return zlib.crc32(json.dumps(sums).encode())
 
 
 def frozen_in(module: torch.nn.Module) -> tuple[str, ...]:
