@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oat.assemble.engine_record import engine_record
 from oat.assemble.fingerprints import (
     Inputs,
     inputs_of_explorer,
@@ -55,6 +56,7 @@ class RunInputs:
         known: the fingerprints of earlier processes of the run (`assemble/fingerprints.py`); None: there are
             none.
         inputs: the fingerprints of the present inputs.
+        news: sentences for people that are said when this process writes its first row.
         closing: further functions that `close` calls.
         clients: oracles that other processes ask, by address. The ledger asks them in place of the run's own
             oracles of these addresses.
@@ -70,6 +72,7 @@ class RunInputs:
     evaluation_oracles: dict[str, Addressed]
     known: Inputs | None
     inputs: Inputs
+    news: list[str] = field(default_factory=list)
     closing: list[Callable[[], None]] = field(default_factory=list)
     clients: dict[str, Oracle] = field(default_factory=dict)
 
@@ -147,6 +150,7 @@ def gather_inputs(
     with error_context("evaluation.oracle"):
         _check_evaluation(config, evaluating, held_out, has_opponent=has_opponent)
     inputs |= {"prompts": prompts.digests, **inputs_of_held_out(config, held_out, pairs)}
+    inputs |= engine_record(resolved)
     run_inputs = RunInputs(
         outline=outline,
         renderer=renderer,

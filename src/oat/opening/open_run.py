@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from oat.assemble.changes import refuse_removed, untold
+from oat.assemble.engine_record import compare_engines
 from oat.assemble.fingerprints import (
     CHANGEABLE,
     recorded,
@@ -42,7 +43,7 @@ from oat.rundir.checkpoint_files import saved
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.mark import in_the_way, mark, refuse_foreign
-from oat.rundir.provenance import Origin, entries, origin_of
+from oat.rundir.provenance import Origin, entries, origin_of, recorded_inputs
 from oat.runtime.worker_group import RestartState
 from oat.text.chat_template import reads_date
 
@@ -268,6 +269,11 @@ def _open(
         refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=file.exists())
         refuse_too_large(resolved, lengths, run_inputs.outline)
         refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
+        with resolved.error_context("engine.name"):  # a fork may have another engine
+            news = compare_engines(
+                recorded_inputs(entries(directory / "environment.json")), run_inputs.inputs
+            )
+            run_inputs.news.extend(filter(None, [news]))
         dearest = highest_price(resolved, run_inputs) if resolved.budgets["train"].is_limited else None
         if dearest is not None:
             refuse_small_budget(resolved, dearest, is_begun=file.exists())

@@ -27,14 +27,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from oat.errors import ConfigError, DirectoryError, printable
+from oat.errors import ConfigError, DirectoryError, printable, warn
 from oat.files import DirectoryGuard, parse_json, start, write_atomically
 
 LIBRARIES = (
@@ -125,6 +125,7 @@ class ProvenanceWriter:
             written only if they or the modules differ from those that were recorded last.
         modules: function that returns a hash of each of the user's own files that the process has imported so
             far.
+        news: sentences about the inputs, which people are told when the entry is written.
 
     Attributes:
         untold: number of the process's first row. It is None before `begin`, and after the entry is written.
@@ -136,11 +137,13 @@ class ProvenanceWriter:
         environment: Callable[[], Mapping[str, Any]],
         inputs: Mapping[str, Any],
         modules: Callable[[], Mapping[str, str]],
+        news: Iterable[str] = (),
     ):
         self.file = file
         self.environment = environment
         self.inputs = inputs
         self.modules = modules
+        self.news = news
         self.untold: int | None = None
         self.said: dict[str, str] | None = None
         self.written = DirectoryGuard()
@@ -166,6 +169,8 @@ class ProvenanceWriter:
             now = {**self.inputs, "modules": self.said}
             own = {} if now == recorded_inputs(entries(self.file)) else {"inputs": now}
             add_entry(self.file, {"first_row": self.untold, **self.environment(), **own})
+            for sentence in self.news:
+                warn(sentence)
             self.untold, self.written = None, DirectoryGuard(self.file)
 
     def amend(self) -> None:
