@@ -18,7 +18,7 @@ BASE ?= HEAD
 LONG := kill_series losses same_run ten_thousand_steps
 WIRED := kill state
 
-.PHONY: setup quickstart test tests affected test-slow faults faults-ray bench compare explore lint type clean
+.PHONY: setup quickstart test tests affected test-slow faults faults-ray faults-slow bench compare explore lint type clean
 
 setup: $(STAMP)
 ifneq ($(origin PYTHON),file)
@@ -82,6 +82,10 @@ faults: setup
 # The rows of the same table that start Ray clusters, at most 60 minutes.
 faults-ray: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/faults/table.py --workers $(WORKERS) --ray
+
+# The rows of the same table without a bound of time, test by test; goes on where it was ended.
+faults-slow: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/faults/table.py --slow
 
 # The tables of docs/benchmarks.md, against peers in environments of their own; TABLES="step update" for some of them. vLLM's build for the CPU
 # does not import beside the torchvision that it asks for.

@@ -34,7 +34,7 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _DOTTED = re.compile(r"\boat(?:\.\w+)+")
-_QUOTED = re.compile(r'"(oat(?:\.\w+)+)"')
+_QUOTED = re.compile(r'"(oat(?:\.\w+)+)(?::serve)?"')
 _WORD = re.compile(r"\w+")
 _PART = re.compile(r'"(\w+)": "(oat(?:\.\w+)+):')
 _HOME = re.compile(r'"(\w+)": "(oat(?:\.\w+)+)"')

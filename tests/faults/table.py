@@ -1,10 +1,11 @@
 """Run the tests of the fault table's rows, keep their results, and write the table into docs/faults.md.
 
-    python tests/faults/table.py [--ray] [ROW ...]
+    python tests/faults/table.py [--ray | --slow] [ROW ...]
 
 With rows, run the tests of these rows. Without rows, run the tests of every row that has not passed with the
-present commit of the sources: those that start no Ray cluster, or with `--ray` the others. A second call thus
-continues a call that was cut off.
+present commit of the sources: those with `--ray` that start Ray clusters, those with `--slow` that take hours
+on a slow machine, else the others. A second call thus continues a call that was cut off. The tests of a slow
+row are run one by one, and the second call continues within the row.
 
 The result of a row is in `.faults/ROW.json` as soon as its tests end. The exit code is 1 if a row failed. A
 row without a test counts as failed. A test names its row with `@pytest.mark.fault("R1")` and reports its
@@ -124,9 +125,17 @@ ROWS = {
         "`kill -9` in a run of an explorer, with an ensemble, its labels, refreshed features, APL, XPO or a "
         "frozen policy, then the same command: the run ends bitwise equal to the unbroken one"
     ),
+    "R36": (
+        "`kill -9` of any process of a run in several processes of one machine, at any time: the run goes "
+        "on, or the same command continues it; it ends bitwise equal to a run in one process, and nothing is "
+        "left"
+    ),
+    "R36-slow": "R36 with 50 kills",
 }
 ON_RAY = ("R15-ray", "R17-ray", "R18-ray", "R30")
 """The rows that start Ray clusters (`make faults-ray`)."""
+SLOW = ("R36-slow",)
+"""The rows without a bound of time (`make faults-slow`)."""
 
 
 def files_of(row: str) -> list[str]:
@@ -139,9 +148,41 @@ def files_of(row: str) -> list[str]:
     return found
 
 
-def run(row: str, workers: int) -> dict[str, Any]:
-    """Run the tests of a row, and return the row's result."""
-    files = files_of(row)
+def run_slow(row: str) -> dict[str, Any]:
+    """Run those tests of a row, one by one, that have not passed with the present commit, and return the
+    row's result."""
+    folder, parts = RESULTS / row, list[dict[str, Any]]()
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-qq", "--collect-only", "--fault", row, *files_of(row)]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for number, test in enumerate(line for line in listed.splitlines() if "::" in line):
+        file, current = folder / f"{number}.json", commit()
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if current is None or (found.get("commit"), found.get("passed")) != (current, True):
+            print(f"{row}: {test}", flush=True)
+            found = run(row, 0, [test])
+            keep(found, file)
+        parts.append(found)
+    names = dict.fromkeys(name for part in parts for name in part["tests"])
+    commits = {part["commit"] for part in parts}
+    return {
+        "row": row,
+        "passed": bool(parts) and all(part["passed"] for part in parts),
+        "tests": {name: sum(part["tests"].get(name, 0) for part in parts) for name in names},
+        "figures": joined(figure for part in parts for figure in part["figures"]),
+        "seconds": sum(part["seconds"] for part in parts),
+        "commit": commits.pop() if len(commits) == 1 else None,
+        "machine": machine(),
+    }
+
+
+def run(row: str, workers: int, tests: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the tests of a row, and return the row's result.
+
+    Args:
+        tests: the tests to run; empty: all.
+    """
+    files = tests or files_of(row)
     sources = commit()
     begin = time.perf_counter()
     counts, figures = dict.fromkeys(("passed", "failed", "skipped"), 0), list[str]()
@@ -225,6 +266,13 @@ def results() -> dict[str, dict[str, Any]]:
     return {row: json.loads(file.read_text(encoding="utf-8")) for row, file in files.items() if file.exists()}
 
 
+def keep(result: dict[str, Any], file: Path) -> None:
+    """Write a result, so that a kill leaves the file before or after."""
+    new = file.with_name(f".new-{file.name}")
+    new.write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
+    new.replace(file)
+
+
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Return the table of all rows, followed by a line that names the machine and the commit."""
     lines = [
@@ -266,10 +314,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("rows", nargs="*", default=[], choices=[*ROWS, []], metavar="ROW")
     parser.add_argument("--workers", type=int, default=2, help="processes that share out the tests of a row")
     parser.add_argument("--ray", action="store_true", help="run the rows that start Ray clusters")
+    parser.add_argument("--slow", action="store_true", help="run the rows without a bound of time")
     options = parser.parse_args(arguments)
     RESULTS.mkdir(exist_ok=True)
     found, current = results(), commit()
-    for row in options.rows or [row for row in ROWS if (row in ON_RAY) == options.ray]:
+    wanted = [row for row in ROWS if (row in ON_RAY, row in SLOW) == (options.ray, options.slow)]
+    for row in options.rows or wanted:
         if (
             not options.rows
             and current is not None
@@ -280,10 +330,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{row}: has a result of {current}", flush=True)
             continue
         print(f"{row}: {ROWS[row]}", flush=True)
-        result = found[row] = run(row, options.workers)
-        new = RESULTS / f".new-{row}.json"
-        new.write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
-        new.replace(RESULTS / f"{row}.json")
+        result = found[row] = run_slow(row) if row in SLOW else run(row, options.workers)
+        keep(result, RESULTS / f"{row}.json")
     text = table(found)
     write(text)
     print(f"\n{text}\n\nwritten to {PAGE.relative_to(ROOT)}")

@@ -20,6 +20,7 @@ from oat.commands.digest import digest_run
 
 OWN = Path(__file__).parents[1] / "support" / "sinks.py"
 KILLS = 50
+FEW = 3
 MARK = "OAT_TEST_KILLED"
 """An environment variable that all processes of a run inherit from a test."""
 GONE_S = 60.0
@@ -93,12 +94,11 @@ def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> l
     raise AssertionError(f"the run does not end: {struck}")
 
 
-@pytest.mark.fault("R36")
-@pytest.mark.sample("0", seconds=15)
-@pytest.mark.parametrize("case", range(KILLS // 2))
-def test_any_process_may_be_killed_at_any_time(
+def assert_killed_run_is_the_same(
     case: int, world: World, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
+    """Train in several processes, with two kills, and in one without. The number of a case decides the
+    kills."""
     (tmp_path / "reward.py").write_text(REWARD)
     changes = {
         "engine.deterministic": True,
@@ -118,3 +118,21 @@ def test_any_process_may_be_killed_at_any_time(
         figure(f"1 of 1 kills: {kind.rstrip('0123456789-')}")
     assert is_equal, struck
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 8
+
+
+@pytest.mark.fault("R36")
+@pytest.mark.sample("0", seconds=15)
+@pytest.mark.parametrize("case", range(FEW))
+def test_any_process_may_be_killed_at_any_time(
+    case: int, world: World, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    assert_killed_run_is_the_same(case, world, tmp_path, figure)
+
+
+@pytest.mark.large
+@pytest.mark.fault("R36-slow")
+@pytest.mark.parametrize("case", range(FEW, KILLS // 2))
+def test_fifty_processes_are_killed(
+    case: int, world: World, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    assert_killed_run_is_the_same(case, world, tmp_path, figure)

@@ -87,7 +87,7 @@ def test_the_reader_of_markers_sees_them() -> None:
 
 def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
     """`make faults` finds every marked test, and `make test` runs at least one test of each row that starts
-    no Ray cluster."""
+    no Ray cluster and has a bound of time."""
     found: dict[str, dict[str, bool]] = {}
     files_of = functools.cache(table.files_of)
     for file in table.ROOT.glob("tests/**/test_*.py"):
@@ -96,7 +96,7 @@ def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
             found.setdefault(row, {})[f"{place}::{name}"] = is_slow
             assert place in files_of(row), f"tests/faults/table.py does not find {row} in {place}"
     assert found.keys() == table.ROWS.keys()
-    assert {row for row, tests in found.items() if all(tests.values())} <= {*table.ON_RAY}
+    assert {row for row, tests in found.items() if all(tests.values())} <= {*table.ON_RAY, *table.SLOW}
 
 
 @pytest.fixture
