@@ -72,6 +72,42 @@ def test_a_process_that_hangs_is_named_with_its_call(tmp_path: Path) -> None:
     assert not is_alive(number or 0)
 
 
+def test_what_users_code_forks_ends_with_its_process(machine: Machine) -> None:
+    """Also if it has left group and session: it keeps no connection open, and its mark is not seen."""
+    remote = machine.launcher(1.0).start("client 0")
+    child = int(asked(remote, "fork"))
+    assert is_alive(child)
+    waiting = remote.call("hang", b"hang")
+    os.kill(remote.number or 0, signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(LostError, match=r"client 0 has ended in the call `hang` .it was ended by SIGKILL"):
+        waiting()
+    assert time.monotonic() - begin < machine.deadline_s / 2
+    until = time.monotonic() + 20
+    while is_alive(child) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not is_alive(child)
+
+
+def test_a_server_that_hangs_is_replaced_and_costs_one_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oat.processes.forks._PATIENCE_S", 2.0)
+    monkeypatch.setattr(machine, "deadline_s", 3.0)
+    launcher = machine.launcher(0.5)
+    remotes = [launcher.start(f"one {number}") for number in range(4)]
+    assert {asked(remote, "a") for remote in remotes} == {"A"}
+    server = machine._server._child.number
+    os.kill(server, signal.SIGSTOP)
+    late = launcher.start("late")
+    with pytest.raises(LostError, match="late has not answered"):
+        asked(late, "prepare")
+    begin = time.monotonic()
+    assert asked(launcher.start("next"), "a") == "A"
+    assert time.monotonic() - begin < 2 * len(remotes), "each process was waited for"
+    assert not is_alive(server)
+
+
 def test_the_server_of_processes_is_lost(machine: Machine) -> None:
     """Its processes end, since nobody could say how they end. The next one comes from another server."""
     launcher = machine.launcher(1.0)

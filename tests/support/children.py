@@ -57,9 +57,15 @@ def outlive(pipe: Pipe, order: Mapping[str, Any]) -> None:
 
 
 def answer(data: memoryview) -> bytes:
-    """Answer a call with its text in capitals; "hang" hangs, "exit" and "die" end the process, and
-    "gpus" is answered with the GPUs that it sees."""
+    """Answer a call with its text in capitals; "hang" hangs, "exit" and "die" end the process, "gpus" is
+    answered with the GPUs that it sees, and "fork" with the number of a child in a session of its own."""
     text = bytes(data).decode()
+    if text == "fork":
+        if not (child := os.fork()):
+            os.setsid()
+            time.sleep(600)
+            os._exit(0)
+        return str(child).encode()
     if text == "hang":
         time.sleep(600)
     if text == "gpus":

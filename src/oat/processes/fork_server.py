@@ -3,6 +3,7 @@
 It starts no threads, and computes nothing: a process with threads cannot be forked safely.
 """
 
+import ctypes
 import gc
 import importlib
 import os
@@ -19,8 +20,10 @@ from typing import Any
 import msgspec
 
 from oat.processes.child import function_of, write_to
-from oat.processes.marks import VARIABLE, end_group
+from oat.processes.marks import VARIABLE, end_group, processes
 from oat.processes.pipe import Message, Pipe
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
@@ -31,6 +34,7 @@ def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
     """
     if order["log"]:
         write_to(order["log"])
+    adopt_orphans()
     for name in order["modules"]:
         importlib.import_module(name)
     gc.collect()
@@ -83,6 +87,7 @@ class _Server:
             for own in (self._woken, self._waker):
                 os.close(own)
             self._pipe.close()
+            adopt_orphans()
             os.environ.update(request["environment"], **{VARIABLE: request["mark"]})
             if request["log"]:
                 write_to(request["log"])
@@ -90,6 +95,7 @@ class _Server:
             sys.path[:] = request["path"]
             os.chdir(request["folder"])
             end = Pipe(socket.socket(fileno=descriptor), takes_descriptors=True)
+            os.register_at_fork(after_in_child=end.close)  # a child would keep the connection open
             function_of(request["target"])(end, request)
             code = 0
         except BaseException:
@@ -110,11 +116,33 @@ class _Server:
                 return
             end_group(ended.si_pid)
             _, status = os.waitpid(ended.si_pid, 0)
-            number = self._forked.pop(ended.si_pid)
+            if (number := self._forked.pop(ended.si_pid, None)) is None:
+                continue  # an orphan
+            self._end_orphans()
             self._tell({"number": number, "code": os.waitstatus_to_exitcode(status)})
+
+    def _end_orphans(self) -> None:
+        """Kill what processes that have ended have left. A process adopts the orphans of those that it has
+        started, so this one has only those of processes that have ended."""
+        while orphans := [
+            each.number
+            for each in processes()
+            if each.parent == os.getpid() and each.number not in self._forked
+        ]:
+            for orphan in orphans:
+                end_group(orphan)
+                with suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(orphan, signal.SIGKILL)
+                    os.waitpid(orphan, 0)
 
     def _tell(self, what: Mapping[str, Any]) -> None:
         self._pipe.send(msgspec.msgpack.encode(what))
+
+
+def adopt_orphans() -> None:
+    """Let this process be the parent of processes below it that lose their own parent."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _draw_anew() -> None:

@@ -31,9 +31,13 @@ class ForkServer:
     Args:
         modules: what it imports first.
         log: path of a file for what it prints; "": where this process prints.
+
+    Attributes:
+        hangs: True once it has not ended a process in time. It is waited for no more.
     """
 
     def __init__(self, modules: Sequence[str], log: str = ""):
+        self.hangs = False
         self._lock, self._numbers = RLock(), count()
         self._forked: dict[int, Forked] = {}
         order = {"modules": list(modules), "log": log}
@@ -132,6 +136,11 @@ class Forked:
         if not self._code.done():
             self._code.set_result(code)
 
+    @property
+    def has_begun(self) -> bool:
+        """True if the server has made the process."""
+        return self._process.done()
+
     def number(self, within_s: float | None = None) -> int | None:
         """Wait until the process has begun, and return its number; None if it never will."""
         wait([self._process, self._code], within_s, FIRST_COMPLETED)
@@ -152,7 +161,9 @@ class Forked:
             self._is_over = True
         self._server.ask_to_end(self._number)
         self.link.close()
-        if self.code(_PATIENCE_S) is None and self._process.done() and (number := self._process.result()):
-            end_group(number)  # its server hangs, or has ended
+        if self.code(0.0 if self._server.hangs else _PATIENCE_S) is None:
+            self._server.hangs = True  # or it has ended
+            if self._process.done() and (number := self._process.result()):
+                end_group(number)
         end_marked(self.mark)
         guard.release()

@@ -221,14 +221,14 @@ class LocalRemote:
                 else:
                     self._process.link.send(b"", [data])
         seconds, named = self._machine.deadline_s, " (compute.deadline_s)"
-        if is_first := what == "prepare" and seconds > _START_S:
+        if what == "prepare" and seconds > _START_S:
             seconds, named = _START_S, ", since it has not started"
 
         def wait() -> memoryview:
             try:
                 return future.result(seconds)
             except FutureTimeoutError:
-                if is_first:
+                if not self._process.has_begun:
                     self._machine.doubt(self._server)
                 raise LostError(
                     f"{self.name} has not answered the call `{what}` within {seconds:g} s{named}"
