@@ -62,6 +62,7 @@ def test_another_engine_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[
     before = (run_dir / "metrics.jsonl").read_bytes()
     code, said = go_on(run_dir, 2, capsys)
     assert (code, (run_dir / "metrics.jsonl").read_bytes()) == (2, before)
+    assert oat("check", run_dir / "config.yaml", "--run_dir", run_dir) == 2
     assert "another engine drew this run's responses so far:\n  way: was rows, is pages" in said
     assert "engine.name" in said
 
@@ -88,6 +89,8 @@ def test_what_differs(changes: dict[str, Any], line: str) -> None:
     assert compare_engines({"engine": HERE | {"oat": "0.1.0"}}, now) is None
     assert compare_engines({"engine": HERE | {"can": {"lora": True, "new": True}}}, now) is None
     assert compare_engines(None, now) is None
+    for edited in (None, "torch", [], {}, HERE | {"can": None}, HERE | {"way": 3}, {"name": "torch"}):
+        assert "no record says" in (compare_engines({"engine": edited}, now) or "")
     assert "no record says" in (compare_engines({}, now) or "")
 
 

@@ -46,15 +46,15 @@ def compare_engines(known: Inputs | None, now: Inputs) -> str | None:
     if known is None:
         return None
     before, here = known.get(KEY), now[KEY]
-    if before is None:
+    if not isinstance(before, dict) or not _is_record(before):
         return (
-            "no record says which engine drew this run's responses so far, since an earlier version of oat "
-            f"began it; it goes on with {_named(here)}"
+            "no record says which engine drew this run's responses so far: an earlier version of oat began "
+            f"it, or the record was removed; it goes on with {_named(here)}"
         )
     lines = [*_differences(before, here)]
     if not lines:
         return None
-    if before.get("oat") == here["oat"]:
+    if before["oat"] == here["oat"]:
         listed = "".join(f"\n  {line}" for line in lines)
         raise ConfigError(
             f"another engine drew this run's responses so far:{listed}\ngo on with that engine, or fork the "
@@ -66,14 +66,20 @@ def compare_engines(known: Inputs | None, now: Inputs) -> str | None:
     )
 
 
+def _is_record(found: Mapping[str, Any]) -> bool:
+    """Return True if this has the form of a record. A file may have been edited."""
+    is_named = all(isinstance(found.get(name), str) for name in ("name", "way", "oat"))
+    return is_named and isinstance(found.get("can"), dict)
+
+
 def _differences(before: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Return a line for each field of two records that differs."""
     lines = [
-        f"{what}: was {before.get(what)}, is {here[what]}"
+        f"{what}: was {before[what]}, is {here[what]}"
         for what in ("name", "way")
-        if before.get(what) != here[what]
+        if before[what] != here[what]
     ]
-    could, can = before.get("can", {}), here["can"]
+    could, can = before["can"], here["can"]
     return lines + [
         f"{name}: was {could[name]}, is {can[name]}"
         for name in can

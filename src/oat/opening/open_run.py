@@ -189,8 +189,8 @@ def refuse_changes(
     accept_changed: Collection[str],
     step: int | None = None,
 ) -> None:
-    """Refuse prompts and oracles that have changed since the run's earlier processes. If held-out data have
-    changed, only warn.
+    """Refuse prompts, oracles and an engine that have changed since the run's earlier processes. If held-out
+    data have changed, only warn.
 
     Args:
         ledger: the ledger of the run. If a fork is still to be made, the ledger of the original run.
@@ -198,8 +198,13 @@ def refuse_changes(
 
     Raises:
         DataError: the prompts have changed.
-        ConfigError: a reward file, or a reward model, has changed, and the change is not accepted.
+        ConfigError: a reward file, or a reward model, has changed, and the change is not accepted; or another
+            engine drew the responses.
     """
+    if step is None:  # a fork may have another engine
+        own = recorded_inputs(entries(ledger.with_name("environment.json")))
+        with resolved.error_context("engine.name"):
+            run_inputs.news.extend(filter(None, [compare_engines(own, run_inputs.inputs)]))
     with resolved.error_context("prompts.path"):
         run_inputs.prompts.refuse_others((run_inputs.known or {}).get("prompts", []))
     warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
@@ -269,11 +274,6 @@ def _open(
         refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=file.exists())
         refuse_too_large(resolved, lengths, run_inputs.outline)
         refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
-        with resolved.error_context("engine.name"):  # a fork may have another engine
-            news = compare_engines(
-                recorded_inputs(entries(directory / "environment.json")), run_inputs.inputs
-            )
-            run_inputs.news.extend(filter(None, [news]))
         dearest = highest_price(resolved, run_inputs) if resolved.budgets["train"].is_limited else None
         if dearest is not None:
             refuse_small_budget(resolved, dearest, is_begun=file.exists())
