@@ -20,7 +20,7 @@ from oat.assemble.oracle_side import OracleBox, plan_of
 from oat.assemble.run_inputs import gather_inputs
 from oat.commands.digest import digest_run
 from oat.config.load import load_config
-from oat.errors import ActorError, ConfigError, OatWarning
+from oat.errors import ActorError, ConfigError, OatWarning, OracleError
 from oat.oracles.base import Mean
 from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients, sums_of, together
@@ -284,6 +284,22 @@ def asking(groups: list[Group]) -> list[Question]:
     return make_questions(groups, "score", 0, oracle="own")
 
 
+def test_what_fails_for_an_evaluation_does_not_fail_for_training(tmp_path: Path) -> None:
+    """One client has questions of both when it asks its oracle again."""
+    clients = gated(StruckMachine(), tmp_path, clients=1)
+    oracle = ClientOracle(clients, "oracle", asked_apart.Noting(str(tmp_path)))
+    first = oracle.submit(asking([make_group(0, "slow")]))
+    assert oracle.collect(first, 1.0) == []
+    trained = oracle.submit(asking([make_group(2, "fast")]))
+    groups = [make_group(1, "fast")]
+    evaluated = oracle.submit(make_questions(groups, "score", 0, oracle="own", purpose="eval"))
+    (tmp_path / "gate").touch()
+    with pytest.raises(OracleError, match="says nothing of evaluations"):
+        oracle.collect(evaluated, 30.0)
+    assert [ticket for ticket, _ in oracle.collect(trained, 30.0)] == trained
+    clients.close()
+
+
 def test_a_slow_question_holds_only_those_of_its_client(tmp_path: Path) -> None:
     clients = gated(StruckMachine(), tmp_path)
     oracle = ClientOracle(clients, "oracle", asked_apart.Noting(str(tmp_path)))
@@ -375,7 +391,7 @@ def test_a_client_knows_what_a_prompt_has_written(runs: Runs, tmp_path: Path) ->
         texts = "hm</think>b", "<think>hm</think>b"
         question = Question(key, "score", (Message("user", asked),), texts, (0, 1))
         tickets = box.submit("oracle", [wire.encode(question)])
-        ((_, answer),), _ = box.collect("oracle", tickets, 1.0)
+        ((_, answer),), _ = box.collect("oracle", "train", tickets, 1.0)
         assert answer.values == scores
     box.close()
 

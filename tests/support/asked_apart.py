@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oat import wire
-from oat.errors import OutageError, warn
+from oat.errors import OracleError, OutageError, warn
 from oat.oracles.base import Mean, Oracle
 from oat.types import Answer, Key, Kind, Question
 
@@ -158,7 +158,11 @@ class GatedBox:
         self.questions |= questions
         return list(questions)
 
-    def collect(self, role: str, tickets: Sequence[str], seconds: float) -> tuple[list[Any], dict[str, Any]]:
+    def collect(
+        self, role: str, purpose: str, tickets: Sequence[str], seconds: float
+    ) -> tuple[list[Any], dict[str, Any]]:
+        if purpose == "eval":
+            raise OracleError("own says nothing of evaluations")
         asked = {ticket: self.questions.pop(ticket) for ticket in tickets}
         while not self.gate.exists() and any(each.candidates[0] == "slow" for each in asked.values()):
             time.sleep(0.01)

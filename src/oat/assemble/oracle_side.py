@@ -137,7 +137,7 @@ class OracleBox:
         for role, (address, oracle) in self._oracles.items():
             _refuse_other_version(address, oracle, made.versions[role])
         self._open: dict[str, dict[str, Question]] = {role: {} for role in self._oracles}
-        self._broken: dict[str, OracleError] = {}
+        self._broken: dict[tuple[str, str], OracleError] = {}
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call `submit`, `collect` or `close`; see `runtime.clients.Clients`."""
@@ -159,32 +159,32 @@ class OracleBox:
         return tickets
 
     def collect(
-        self, role: str, tickets: Sequence[str], seconds: float
+        self, role: str, purpose: str, tickets: Sequence[str], seconds: float
     ) -> tuple[list[tuple[str, Answer]], Sums]:
         """Return answers, and the oracle's metrics. If some answers break the contract, return the sound ones
-        now, and raise the error at the next call.
+        now, and raise the error at the next call for the purpose.
 
         Raises:
             OracleError: the oracle raises, or gives an answer that breaks the contract.
         """
-        address, oracle = self._oracles[role]
+        (address, oracle), place = self._oracles[role], (role, purpose)
         answers = []
-        if role not in self._broken:
+        if place not in self._broken:
             for ticket, answer in pairs_of(calling(address, oracle.collect, tickets, seconds), address):
                 question = self._open[role].pop(ticket, None)
                 try:
                     answers.append((ticket, _sound(answer, question, address, oracle)))
                 except OracleError as error:
-                    self._broken.setdefault(role, error)
-        if role in self._broken and not answers:
-            raise self._broken.pop(role)
-        return answers, self._sums(role)
+                    self._broken.setdefault(place, error)
+        if place in self._broken and not answers:
+            raise self._broken.pop(place)
+        return answers, self._sums(role, purpose)
 
-    def _sums(self, role: str) -> Sums:
+    def _sums(self, role: str, purpose: str) -> Sums:
         try:
             return sums_of(self._oracles[role][1].metrics)
         except OracleError as error:
-            self._broken.setdefault(role, error)
+            self._broken.setdefault((role, purpose), error)
             return {}
 
     def close(self) -> None:

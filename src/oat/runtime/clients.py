@@ -43,6 +43,7 @@ class _Batch:
 
     Attributes:
         role: the setting that names their oracle.
+        purpose: that of all of them; "" if they are from before a restart.
         questions: those that are not answered, encoded, by the ticket that the ledger has.
         given: the tickets that the oracle gave when the questions were sent last.
         tickets: the tickets of `questions`, by that of the oracle; None: the oracle was not asked yet.
@@ -51,6 +52,7 @@ class _Batch:
     """
 
     role: str
+    purpose: str
     is_durable: bool
     questions: dict[str, bytes]
     given: Sequence[str] = ()
@@ -98,8 +100,8 @@ class Clients:
         crew: the processes, whose boxes answer three calls:
 
             * `submit(role, questions)` returns the oracle's tickets;
-            * `collect(role, tickets, seconds)` returns pairs of a ticket and an answer, and the oracle's
-              metrics (`sums_of`);
+            * `collect(role, purpose, tickets, seconds)` returns pairs of a ticket and an answer, and the
+              oracle's metrics (`sums_of`). All tickets are of one purpose;
             * `close()` closes the oracles.
     """
 
@@ -144,7 +146,8 @@ class Clients:
             given = [str(next(self._numbers)) for _ in questions]
             made = []
             for client, places in self._shares(len(questions), is_durable, is_together):
-                batch = _Batch(role, is_durable, {given[place]: encoded[place] for place in places})
+                own = {given[place]: encoded[place] for place in places}
+                batch = _Batch(role, questions[0].key.purpose, is_durable, own)
                 client.batches.append(batch)
                 made.append(batch)
             self._changed.notify_all()
@@ -219,9 +222,8 @@ class Clients:
                 batch.error, batch.is_raised = None, False
         known = {*self._ready[role]}.union(*(batch.questions for batch in mine))
         if old := [ticket for ticket in tickets if is_durable and ticket not in known]:
-            batch = _Batch(
-                role, is_durable, dict.fromkeys(old, b""), tickets={ticket: ticket for ticket in old}
-            )
+            tickets_of_old = {ticket: ticket for ticket in old}
+            batch = _Batch(role, "", is_durable, dict.fromkeys(old, b""), tickets=tickets_of_old)
             self._clients[0].batches.append(batch)
             mine.append(batch)
         self._changed.notify_all()
@@ -269,17 +271,18 @@ class Clients:
                     self._changed.notify_all()
 
     def _collect(self, client: _Client) -> None:
-        """Fetch the answers that the client has, from each of its oracles."""
-        asked = defaultdict[str, list[tuple[_Batch, list[str]]]](list)
+        """Fetch the answers that the client has, from each of its oracles. As in the run's own process, an
+        oracle is asked for one purpose at a time: so what fails for an evaluation fails for it alone."""
+        asked = defaultdict[tuple[str, str], list[tuple[_Batch, list[str]]]](list)
         with self._changed:
             for batch in client.due:
                 if batch.tickets is not None:
-                    asked[batch.role].append((batch, list(batch.tickets)))
+                    asked[batch.role, batch.purpose].append((batch, list(batch.tickets)))
         has_come = False
-        for role, batches in asked.items():
+        for (role, purpose), batches in asked.items():
             tickets = [ticket for _, own in batches for ticket in own]
             try:
-                answers, sums = client.ask("collect", role, tickets, _WAIT_S / len(asked))
+                answers, sums = client.ask("collect", role, purpose, tickets, _WAIT_S / len(asked))
             except LostError:
                 raise
             except OatError as error:
