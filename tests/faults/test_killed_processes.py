@@ -61,7 +61,6 @@ def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> l
     """Train by the same command until the run ends, and kill so many processes meanwhile. Return what they
     were."""
     struck: list[str] = []
-    metrics = folder / "run" / "metrics.jsonl"
     for _ in range(20 + 2 * kills):
         command = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(folder / "run")]
         with (folder / "log").open("ab") as log:
@@ -71,11 +70,12 @@ def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> l
                 stderr=log,
                 env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1"},
             )
-        rows = metrics.read_bytes() if metrics.exists() else b""
-        until = time.monotonic() + 120
-        # also in the start, which is the longest part of a short run
+        until, waits_for_others = time.monotonic() + 120, draw.random() < 0.8
         while len(struck) < kills and run.poll() is None and time.monotonic() < until:
-            time.sleep(draw.random() * (1.0 if metrics.exists() and metrics.read_bytes() != rows else 8.0))
+            if waits_for_others and {*of_test(folder).values()} <= {"run"}:
+                time.sleep(0.02)  # the start is the longest part of a short run, and the run is alone in it
+                continue
+            time.sleep(draw.random() * (2.0 if waits_for_others else 8.0))
             there = of_test(folder)
             if run.poll() is None and there:
                 kind = draw.choice(sorted({*there.values()}))
@@ -83,6 +83,7 @@ def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> l
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
                     struck.append(kind)
+                    waits_for_others = draw.random() < 0.8
         code = run.wait(600)
         assert code in (0, 1, 2, -signal.SIGKILL), (folder / "log").read_text()
         until = time.monotonic() + GONE_S
