@@ -21,6 +21,9 @@ from oat.commands.digest import digest_run
 OWN = Path(__file__).parents[1] / "support" / "sinks.py"
 KILLS = 50
 FEW = 3
+FIRST = ("run", "fork-server", "actor", "actor", "learner", "oracle-client")
+"""What must be there before a process is killed, whichever it is. A short run is alone for most of its start,
+and then has few processes for a while."""
 MARK = "OAT_TEST_KILLED"
 """An environment variable that all processes of a run inherit from a test."""
 GONE_S = 60.0
@@ -70,12 +73,12 @@ def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> l
                 stderr=log,
                 env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1"},
             )
-        until, waits_for_others = time.monotonic() + 120, draw.random() < 0.8
+        until, first = time.monotonic() + 120, draw.choice(FIRST)
         while len(struck) < kills and run.poll() is None and time.monotonic() < until:
-            if waits_for_others and {*of_test(folder).values()} <= {"run"}:
-                time.sleep(0.02)  # the start is the longest part of a short run, and the run is alone in it
+            if not any(kind.startswith(first) for kind in of_test(folder).values()):
+                time.sleep(0.02)
                 continue
-            time.sleep(draw.random() * (2.0 if waits_for_others else 8.0))
+            time.sleep(draw.random() * (8.0 if first == "run" else 2.0))
             there = of_test(folder)
             if run.poll() is None and there:
                 kind = draw.choice(sorted({*there.values()}))
@@ -83,7 +86,7 @@ def killed_run(config: Path, folder: Path, draw: random.Random, kills: int) -> l
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
                     struck.append(kind)
-                    waits_for_others = draw.random() < 0.8
+                    first = draw.choice(FIRST)
         code = run.wait(600)
         assert code in (0, 1, 2, -signal.SIGKILL), (folder / "log").read_text()
         until = time.monotonic() + GONE_S
