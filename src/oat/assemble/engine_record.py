@@ -10,6 +10,7 @@ from typing import Any
 
 from oat.assemble.fingerprints import Inputs
 from oat.errors import ConfigError
+from oat.models.identity import listed
 from oat.resolve.resolved import Resolved
 from oat.rundir.provenance import versions
 
@@ -55,13 +56,12 @@ def compare_engines(known: Inputs | None, now: Inputs) -> str | None:
     if not lines:
         return None
     if before["oat"] == here["oat"]:
-        listed = "".join(f"\n  {line}" for line in lines)
         raise ConfigError(
-            f"another engine drew this run's responses so far:{listed}\ngo on with that engine, or fork the "
-            "run (`--from`)"
+            f"another engine drew this run's responses so far:{listed(lines)}\ngo on with that engine, or "
+            "fork the run (`--from`)"
         )
     return (
-        f"oat {before.get('oat')} recorded another engine for this run ({'; '.join(lines)}); it goes on with "
+        f"oat {before['oat']} recorded another engine for this run ({'; '.join(lines)}); it goes on with "
         f"{_named(here)}"
     )
 

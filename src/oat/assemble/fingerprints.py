@@ -36,6 +36,7 @@ from oat.models.identity import (
     are_same,
     differences,
     hash_of,
+    listed,
     model_identity,
     readers,
     tokenizer_identity,
@@ -64,7 +65,6 @@ START = "explorer.ensemble.start"
 """The field that names the ensemble from which that of an explorer starts."""
 _UNKNOWN = ("", "None")
 """The versions that older releases of `oat` recorded for a user's oracle that stated none."""
-_MOST_LINES = 5
 _TEMPLATES = {
     "tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json",
     "chatml": "of this program",
@@ -288,7 +288,7 @@ def refuse_changed_oracles(
                 is_played = oracle.name == "environment"
                 raise ConfigError(
                     f"{'the environment' if is_played else 'it'} has changed since this run last asked it:"
-                    f"{_listed(lines)}\nput it back as it was; or go on with --accept-changed reward "
+                    f"{listed(lines)}\nput it back as it was; or go on with --accept-changed reward "
                     "(accept_changed=['reward'] from Python): then it is asked anew, and rows from there on "
                     f"have oracle/changes, since two {'environments' if is_played else 'rewards'} are in one "
                     "curve; or begin a run of its own (another --run_dir)"
@@ -365,14 +365,9 @@ def _before(known: Inputs | None, field: str, address: str) -> Inputs:
 def _refuse(lines: Sequence[str], read: str = "") -> None:
     if lines:
         raise ModelError(
-            f"what is read of it is not what this run began with{read}:{_listed(lines)}\nput the files "
+            f"what is read of it is not what this run began with{read}:{listed(lines)}\nput the files "
             "back as they were, or begin a new run (another --run_dir)"
         )
-
-
-def _listed(lines: Sequence[str]) -> str:
-    more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-    return "".join(f"\n  {line}" for line in [*lines[:_MOST_LINES], *more])
 
 
 def _versions(found: Mapping[str, str]) -> str:

@@ -277,8 +277,7 @@ class Learner:
         self, model: str, names: Collection[str] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights of a model with their names, in the form that engines load, one after another.
-        They are not copied; of
-        a shard, the whole tensor is made.
+        They are not copied; of a shard, the whole tensor is made.
 
         Args:
             names: of those that are wanted; None: all.

@@ -69,6 +69,8 @@ _MOST_ENTRIES = 64
 hash."""
 _MOST_CHARACTERS = 200
 """Largest number of characters of a value, as JSON, that is kept as it is."""
+_MOST_LINES = 5
+"""Largest number of differences that a message lists."""
 _SHOWN = 80
 """Largest number of characters of a value that a message shows."""
 _SAMPLE = 1024
@@ -175,6 +177,12 @@ def differences(
         if changed:
             lines.append(f"weights: {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''} changed")
     return lines
+
+
+def listed(lines: Sequence[str]) -> str:
+    """Return lines of `differences` for a message, each on a line of its own. Many are counted."""
+    more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+    return "".join(f"\n  {line}" for line in [*lines[:_MOST_LINES], *more])
 
 
 def are_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> bool:

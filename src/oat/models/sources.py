@@ -19,12 +19,10 @@ from oat.files import located
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import check_head, give_layouts
 from oat.models.frozen import frozen_checksum
-from oat.models.identity import Identity, differences, model_identity
+from oat.models.identity import Identity, differences, listed, model_identity
 from oat.models.linear import use_fast_matmul
 from oat.models.loading import DTYPES, causal_config, load_config, refusing
 from oat.models.lora import LoadModel, load_model, share_base
-
-_MOST_LINES = 5
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -66,7 +64,7 @@ class ModelSource:
 
     @property
     def path(self) -> str:
-        """The folder or hub id, for messages."""
+        """The folder or hub id."""
         return self.model.path
 
 
@@ -136,11 +134,9 @@ def _refuse_other(source: ModelSource) -> None:
     if not source.identity:
         return
     if lines := differences(source.identity, model_identity(load_config(source.path))):
-        more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-        listed = "".join(f"\n  {line}" for line in [*lines[:_MOST_LINES], *more])
         raise ModelError(
-            f"{source.path} is not the model whose weights are to be loaded:{listed}\ngive the folder that "
-            "belongs to them"
+            f"{source.path} is not the model whose weights are to be loaded:{listed(lines)}\ngive the folder "
+            "that belongs to them"
         )
 
 

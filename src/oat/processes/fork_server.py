@@ -124,14 +124,12 @@ class _Server:
     def _end_orphans(self) -> None:
         """Kill what processes that have ended have left. A process adopts the orphans of those that it has
         started, so this one has only those of processes that have ended."""
-        while orphans := [
-            each.number
-            for each in processes()
-            if each.parent == os.getpid() and each.number not in self._forked
-        ]:
+        known = {*self._forked}
+        while orphans := {each.number for each in processes() if each.parent == os.getpid()} - known:
+            known |= orphans  # one that may not be killed is left
             for orphan in orphans:
                 end_group(orphan)
-                with suppress(ProcessLookupError, ChildProcessError):
+                with suppress(OSError):
                     os.kill(orphan, signal.SIGKILL)
                     os.waitpid(orphan, 0)
 
