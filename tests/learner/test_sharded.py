@@ -40,7 +40,7 @@ def sharded(folder: Path) -> Iterator[dict[str, list[Any]]]:
         for rank in range(RANKS)
     ]
     found: dict[str, list[Any]] = {}
-    for case in ranks.CASES:
+    for case in [*ranks.CASES, "measured"]:
         messages = [queue.get(timeout=300) for queue in said]
         assert all(message is not None for message in messages), case
         found[case] = [wire.decode(message.head) for message in messages if message is not None]
@@ -64,3 +64,10 @@ def test_two_ranks_learn_what_one_process_learns(
         assert rank["share"] <= 0.52
         assert rank["moments"] == rank["trained"] == alone["trained"]
     assert wire.encode(sharded[case][0]["weights"]) == wire.encode(sharded[case][1]["weights"])
+
+
+def test_the_ranks_agree_on_what_is_measured(sharded: dict[str, list[Any]]) -> None:
+    one, other = sharded["measured"]
+    assert one == other
+    assert one["threads"] in (1, 2)
+    assert one["tokens"] < 128, "that is all rows of a step"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from tiny_models import build_config, save_llama, save_model
 from weights import weights_of
 
 from oat import wire
+from oat.learner import limits
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optimiser import OptimiserSettings
@@ -22,6 +24,7 @@ from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
 from oat.processes.pipe import Pipe
 from oat.seeds import Seeds
+from oat.types import Sampling
 
 UPDATES = 5
 CASES = {
@@ -107,6 +110,28 @@ def updates(
     }
 
 
+def measured(models: Mapping[str, LanguageModel], rank: int) -> dict[str, int]:
+    """Return the number of threads that this rank would learn on, and the number of tokens that it would
+    learn from at once. By itself, each rank would try other numbers of threads, and count other bytes."""
+
+    class Counted(limits.LiveBytes):
+        """Rank 1 counts twice the bytes that it has."""
+
+        def __exit__(self, *raised: Any) -> None:
+            super().__exit__(*raised)
+            self.peak *= 1 + rank
+
+    settings = OptimiserSettings(1e-2, schedule_steps=10)
+    learner = Learner(models, {"policy": settings}, micro_batch_size=5, seeds=Seeds(0), ranks=Gloo())
+    objective = OBJECTIVES["grpo"]()
+    with patch.object(limits, "candidates", lambda _: [1, 2] if rank == 0 else [3]):
+        threads = limits.choose_threads(learner, objective)
+    with patch.object(limits, "LiveBytes", Counted):
+        most = limits.Limits(memory_gb=1.5e-4, response_tokens=4)
+        tokens = limits.measure_tokens(learner, objective, most, Sampling(4), VOCABULARY)
+    return {"threads": threads, "tokens": tokens}
+
+
 def share_of(models: Mapping[str, LanguageModel]) -> float:
     """Return the part of the bytes of all parameters that this rank holds."""
     parameters = {id(each): each for model in models.values() for each in model.module.parameters()}.values()
@@ -115,7 +140,7 @@ def share_of(models: Mapping[str, LanguageModel]) -> float:
 
 
 def work(pipe: Pipe, order: Mapping[str, Any]) -> None:
-    """Be a rank: make the updates of every case, and send what came of them."""
+    """Be a rank: make the updates of every case, send what came of them, and then the number of threads."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -133,4 +158,5 @@ def work(pipe: Pipe, order: Mapping[str, Any]) -> None:
         # what a rank would decide by itself, it leaves to rank 0
         found = updates(models, objective, Gloo(), micro=5 - 2 * order["rank"])
         pipe.send(wire.encode({**found, "share": max(before, share_of(models))}))
+    pipe.send(wire.encode(measured(models, order["rank"])))
     dist.destroy_process_group()

@@ -13,10 +13,12 @@ Not counted: the interpreter and its libraries (about half a gigabyte), the engi
 while the engine decodes), and scratch memory within an operation.
 """
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -160,7 +162,8 @@ def measure_tokens(
 
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
-    """Return the number of threads with which a small forward and backward pass is fastest."""
+    """Return the number of threads with which a small forward and backward pass is fastest. All ranks make
+    the passes, and rank 0 measures the time."""
     parameters = sum(
         parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters()
     )
@@ -169,7 +172,9 @@ def choose_threads(learner: Learner, objective: Objective) -> int:
         row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number)
         for number in range(-(-tokens // _MEASURED_TOKENS))
     ]
-    return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
+    counts = learner.ranks.agreed(lambda: candidates(parameters))
+    clock = partial(learner.ranks.agreed, time.perf_counter)
+    return fastest(lambda: _pass(learner, objective, rows), counts, clock)
 
 
 def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
@@ -193,10 +198,11 @@ def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) -> int:
-    """Return the peak of memory in one forward and backward pass, with gradients, in bytes."""
+    """Return the peak of memory in one forward and backward pass, with gradients, in bytes: that of the rank
+    that needs most."""
     with LiveBytes() as counter:
         _pass(learner, objective, rows)
-    return counter.peak
+    return max(learner.ranks.joined(counter.peak))
 
 
 def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> None:
@@ -211,8 +217,8 @@ def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> Non
 
 
 def _held(learner: Learner) -> int:
-    """Return the bytes of the learner at rest: those of all models, each tensor counted once, and of Adam's
-    two moments for every trained parameter."""
+    """Return the bytes of the learner at rest, on the rank that has most: those of all models, each tensor
+    counted once, and of Adam's two moments for every trained parameter."""
     tensors = [
         tensor
         for model in learner.models.values()
@@ -223,7 +229,7 @@ def _held(learner: Learner) -> int:
     moments = [
         parameter.nbytes for part in learner.trained.values() for parameter in part.model.trainable().values()
     ]
-    return sum(weights.values()) + 2 * sum(moments)
+    return max(learner.ranks.joined(sum(weights.values()) + 2 * sum(moments)))
 
 
 def row_of(
