@@ -12,7 +12,8 @@ local run too is measured beside the processes of the others, which then wait.
 * `starts`: the seconds in which one actor starts, from the call that starts it to its first reply.
 * `transfer`: the seconds in which all actors get new weights, with both proofs that read them back
   (`learner.weights_proof`), and those of a broadcast: as many bytes, in as many calls, through the same
-  processes. Nothing encodes, checks or loads these bytes.
+  processes. Nothing encodes, checks or loads these bytes. And by how much the resident memory of the
+  learner's process rises while weights leave.
 * `kills`: by how many seconds steps take longer in which an actor is killed, with a standby and without. All
   processes are ready before the first of these steps. They take so long that the process which replaces the
   standby is ready within them, so its start is part of the cost.
@@ -111,6 +112,8 @@ def transfer(size: str, repetitions: int, actors: int, runtime: str) -> dict[str
     took = {way: [answer["seconds"] for answer in each] for way, each in answers.items()}
     return {
         "bytes": answers["all"][0]["bytes"],
+        "bucket": answers["all"][0]["bucket"],
+        "memory": max(answer["memory"] for proof in ("sample", "all") for answer in answers[proof]),
         "seconds": {way: median(values) for way, values in took.items()},
         "ratios": {proof: _ratio(took[proof], took["broadcast"]) for proof in ("sample", "all")},
         "settings": {"oat": {"runtime": runtime, "actors": actors}},
@@ -159,6 +162,9 @@ def rows(repetitions: int) -> Iterator[list[str]]:
             what = f"new weights ({row['bytes'] / 1e6:.0f} MB), proof `{proof}`: transfer, broadcast"
             target = "at most 1.3" if proof == "sample" else ""
             yield [what, both, _shown(ratio), target, "", _with(row)]
+        what = "memory of the learner's process while weights leave, above the rest: MB, largest bucket"
+        both = f"{row['memory'] / 1e6:.0f}, {row['bucket'] / 1e6:.0f}"
+        yield [what, both, f"{row['memory'] / row['bucket']:.2f}x", "", "", _with(row)]
     for runtime, standby in (("processes", 1), ("processes", 0), ("ray", 1)):
         row = kills("quickstart", repetitions, standby, OF_KILL, runtime)
         least, greatest = row["spread"]

@@ -196,6 +196,14 @@ def test_large_arrays_are_parts_that_are_not_copied():
     assert [read[name].flags.writeable for name in "ad"] == [False, True]
 
 
+@pytest.mark.parametrize("name", ["a" * length for length in (1, 2, 30, 63, 64)])
+def test_large_arrays_begin_at_multiples_of_64_bytes(name):
+    arrays = [np.arange(1025, dtype=np.float32), np.ones(5000, dtype=np.int8), np.arange(2000.0)]
+    data = joined({name: arrays})
+    base = np.frombuffer(data, np.uint8).ctypes.data
+    assert [(array.ctypes.data - base) % 64 for array in decode(data)[name]] == [0, 0, 0]
+
+
 def test_numpy_scalars_become_numbers():
     assert equal(
         roundtrip([np.float64(0.5), np.float32(0.5), np.int32(3), np.bool_(True), np.str_("a")]),

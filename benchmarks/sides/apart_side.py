@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from paced_run import paced_run
-from task import make_model, prompts, serve, text
+from task import Memory, make_model, prompts, serve, text
 
 from oat.commands.digest import digest_run
 from oat.loop import Run
@@ -129,13 +129,21 @@ def _kill(name: str) -> None:
 
 
 def transfer(proof: str, seed: int = 0) -> dict[str, Any]:
-    """Give all actors the learner's weights, and return the seconds and the bytes."""
+    """Give all actors the learner's weights, and return the seconds and the bytes, and the bytes by which the
+    memory of the learner's process rises while weights leave."""
     run: Run = held["run"]
     run.weights.proof = proof
+    memory = Memory()
     begin = time.perf_counter()
     run.weights.push("sampler", run.weights.sampler_version, run.learner)
     seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "bytes": sum(_sizes(run))}
+    sizes = _sizes(run)
+    return {
+        "seconds": seconds,
+        "bytes": sum(sizes),
+        "bucket": max(sizes),
+        "memory": memory.peak_above() * 1e9,
+    }
 
 
 def broadcast(seed: int = 0) -> dict[str, Any]:

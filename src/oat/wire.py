@@ -5,8 +5,9 @@ tensors, and the dataclasses that `oat.types` exports. Values of other classes a
 only values of these types, so hostile bytes cannot run code. It does not check the types of a dataclass's
 fields.
 
-Bytes of a second form (`encode_parts`) are for weights: `_APART`, the size of a head, the head, and large
-arrays one after another. The head is a value in the first form, in which a large array is a place.
+Bytes of a second form (`encode_parts`) are for weights and for replies: `_APART`, the size of a head, the
+head, and large arrays one after another. The head is a value in the first form, in which a large array is a
+place.
 """
 
 import dataclasses
@@ -27,11 +28,11 @@ _TAG = "!"
 _APART = b"\xc1oatpart"
 """The first bytes of the second form. No encoded value of the first form begins so."""
 _PLACE = 1
-"""The kind of a place: where an array begins, counted from the end of the head, and its size in bytes."""
+"""The kind of a place: where an array begins, counted from the first one, and its size in bytes."""
 _LARGE = 4096
 """Fewest bytes of a large array."""
 _ALIGNED = 64
-"""Arrays of the second form begin at a multiple of this number of bytes, counted from the first one."""
+"""Large arrays begin at a multiple of this number of bytes."""
 _CLASSES = {
     cls.__name__: cls
     for cls in vars(types).values()
@@ -82,7 +83,7 @@ def encode_parts(value: Any) -> list[bytes | memoryview]:
         return msgspec.msgpack.Ext(_PLACE, place)
 
     head = _encoded(value, placed)
-    return [_APART, struct.pack("<Q", len(head)), head, *parts]
+    return [b"".join([_APART, struct.pack("<Q", len(head)), head, bytes(_gap(len(head)))]), *parts]
 
 
 def decode(data: bytes | memoryview) -> Any:
@@ -100,12 +101,17 @@ def decode(data: bytes | memoryview) -> Any:
             return _lift(msgspec.msgpack.decode(whole))
         start = len(_APART) + 8
         end = start + struct.unpack("<Q", whole[len(_APART) : start])[0]
-        at = functools.partial(_at, whole[end:])
+        at = functools.partial(_at, whole[end + _gap(end - start) :])
         return _lift(msgspec.msgpack.decode(whole[start:end], ext_hook=at))
     except (TypeError, KeyError, ValueError, OverflowError, RecursionError, struct.error) as error:
         raise WireError(
             f"these bytes are not an encoded value ({error}); they were cut or made by another program"
         ) from error
+
+
+def _gap(head: int) -> int:
+    """Return the number of bytes between a head of this size and the first large array."""
+    return -(len(_APART) + 8 + head) % _ALIGNED
 
 
 def roundtrip(value: Any) -> Any:

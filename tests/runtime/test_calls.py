@@ -23,7 +23,7 @@ def test_records_arrive_as_they_were_sent() -> None:
         arrived.append((name, *arguments))
         return arguments[0]
 
-    returned = value_of(answered(do, call_of("sample", groups, {"sampler": 2})), "actor 0")
+    returned = value_of(b"".join(answered(do, call_of("sample", groups, {"sampler": 2}))), "actor 0")
     sent = blobs.pack(groups, with_features=True)
     name, there, others = arrived[0]
     assert (name, others) == ("sample", {"sampler": 2})

@@ -42,7 +42,7 @@ def work(pipe: Connection) -> None:
     torch.set_num_threads(1)
     worker = Worker()
     while message := pipe.recv_bytes():
-        pipe.send_bytes(worker.call(message))
+        pipe.send_bytes(b"".join(worker.answer(message)))
 
 
 class Process:

@@ -56,7 +56,7 @@ def outlive(pipe: Pipe, order: Mapping[str, Any]) -> None:
         Path(order["file"]).write_text("has closed")
 
 
-def answer(data: memoryview) -> bytes:
+def answer(data: memoryview) -> list[bytes]:
     """Answer a call with its text in capitals; "hang" hangs, "exit" and "die" end the process, "gpus" is
     answered with the GPUs that it sees, and "fork" with the number of a child in a session of its own."""
     text = bytes(data).decode()
@@ -65,16 +65,16 @@ def answer(data: memoryview) -> bytes:
             os.setsid()
             time.sleep(600)
             os._exit(0)
-        return str(child).encode()
+        return [str(child).encode()]
     if text == "hang":
         time.sleep(600)
     if text == "gpus":
-        return os.environ["CUDA_VISIBLE_DEVICES"].encode()
+        return [os.environ["CUDA_VISIBLE_DEVICES"].encode()]
     if text == "exit":
         os._exit(3)
     if text == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
-    return text.upper().encode()
+    return [text.upper().encode()]
 
 
 def answering(pipe: Pipe, order: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import math
 import mmap
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -256,19 +256,19 @@ class LocalRemote:
                 self._waiting.popleft().set_exception(LostError(self._lost))
 
 
-def answer_calls(pipe: Pipe, answer: Any) -> None:
+def answer_calls(pipe: Pipe, answer: Callable[[memoryview], Sequence[bytes | memoryview]]) -> None:
     """Answer calls until this process is killed. It kills itself and its group when the connection ends, also
     in the middle of a call.
 
     Args:
-        answer: function from the bytes of a call to the bytes of its reply.
+        answer: function from the bytes of a call to the parts of its reply.
     """
     calls = SimpleQueue[memoryview]()
     Thread(target=_hear, args=(pipe, calls), daemon=True).start()
     while True:
         reply = answer(calls.get())
         with suppress(OSError):
-            pipe.send(b"", [reply])
+            pipe.send(b"", reply)
 
 
 def _hear(pipe: Pipe, calls: "SimpleQueue[memoryview]") -> None:

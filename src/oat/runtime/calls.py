@@ -31,8 +31,9 @@ def parts_of(name: str, *arguments: Any) -> list[bytes | memoryview]:
 
 def answered(
     do: Callable[[str, Sequence[Any]], Any], data: bytes | memoryview, warnings: Sequence[str] = ()
-) -> bytes:
-    """Do what a call asks, and return the reply.
+) -> list[bytes | memoryview]:
+    """Do what a call asks, and return the reply as parts (`wire.encode_parts`): large tensors in it are not
+    copied.
 
     Args:
         do: function that is called with a name and its arguments.
@@ -44,13 +45,13 @@ def answered(
     try:
         name, arguments = wire.decode(data)
         value = _sent(do(name, [_arrived(each) for each in arguments]))
-        return wire.encode({"value": value, "warnings": list(warnings)})
+        return wire.encode_parts({"value": value, "warnings": list(warnings)})
     except OatError as error:
         kind, text = type(error).__name__, str(error)
     except Exception as error:
         traceback.print_exc()
         kind, text = ActorError.__name__, f"{type(error).__name__}: {error}"
-    return wire.encode({"error": kind, "text": text, "warnings": list(warnings)})
+    return [wire.encode({"error": kind, "text": text, "warnings": list(warnings)})]
 
 
 def value_of(reply: bytes | memoryview, who: str) -> Any:

@@ -51,16 +51,22 @@ class Worker:
             _say_who()
         warnings.showwarning = self._note  # type: ignore[assignment]
 
-    def call(self, data: bytes | memoryview | np.ndarray) -> bytes:
+    def call(self, data: np.ndarray) -> bytes:
+        """Answer a call whose bytes come as an array, with the bytes of the reply; see `answer`."""
+        return b"".join(self.answer(data.data))
+
+    def answer(self, data: bytes | memoryview) -> list[bytes | memoryview]:
         """Answer a call: `prepare`, then `make`, then the calls of the box that was made. The reply to `make`
         has the user's own files that this process has imported (`loading.own_files`).
 
         Args:
-            data: the bytes of the call, also as an array.
+            data: the bytes of the call.
+
+        Returns:
+            The parts of the reply.
         """
         self._warned.clear()
-        found = data.data if isinstance(data, np.ndarray) else data
-        return answered(self._called, found, self._warned)
+        return answered(self._called, data, self._warned)
 
     def _called(self, name: str, arguments: Sequence[Any]) -> Any:
         if name == "prepare":
@@ -81,7 +87,7 @@ class Worker:
 def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
     """Work for a run in a process of its own, whose output goes to its place already."""
     _say_who()
-    answer_calls(pipe, Worker().call)
+    answer_calls(pipe, Worker().answer)
 
 
 def versions() -> dict[str, str]:
