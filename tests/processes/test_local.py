@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import children_of
 from planned_kills import is_alive
 
 from oat.errors import ConfigError, LostError
@@ -86,6 +87,30 @@ def test_what_users_code_forks_ends_with_its_process(machine: Machine) -> None:
     until = time.monotonic() + 20
     while is_alive(child) and time.monotonic() < until:
         time.sleep(0.01)
+    assert not is_alive(child)
+
+
+def test_jobs_in_the_background_are_reaped_when_they_end(machine: Machine) -> None:
+    remote = machine.launcher(1.0).start("client 0")
+    assert asked(remote, "jobs") == "0"
+    keeper = os.getpgid(remote.number or 0)
+    until = time.monotonic() + 20
+    while children_of(keeper) != [remote.number] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert children_of(keeper) == [remote.number]
+
+
+def test_a_keeper_that_is_killed_takes_its_process_along(machine: Machine) -> None:
+    remote = machine.launcher(1.0).start("client 0")
+    child = int(asked(remote, "fork"))
+    process = remote.number or 0
+    os.kill(os.getpgid(process), signal.SIGKILL)
+    with pytest.raises(LostError, match=r"client 0 has ended in the call `a` .it was ended by SIGKILL"):
+        asked(remote, "a")
+    until = time.monotonic() + 20
+    while (is_alive(process) or is_alive(child)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not is_alive(process)
     assert not is_alive(child)
 
 

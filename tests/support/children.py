@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,16 @@ def outlive(pipe: Pipe, order: Mapping[str, Any]) -> None:
 
 def answer(data: memoryview) -> list[bytes]:
     """Answer a call with its text in capitals; "hang" hangs, "exit" and "die" end the process, "gpus" is
-    answered with the GPUs that it sees, and "fork" with the number of a child in a session of its own."""
+    answered with the GPUs that it sees, "fork" with the number of a child in a session of its own, and "jobs"
+    with the number of children after some jobs in the background have ended."""
     text = bytes(data).decode()
+    if text == "jobs":
+        for _ in range(3):
+            os.system("true &")
+        until = time.monotonic() + 5
+        while (found := children_of(os.getpid())) and time.monotonic() < until:
+            time.sleep(0.01)
+        return [str(len(found)).encode()]
     if text == "fork":
         if not (child := os.fork()):
             os.setsid()
@@ -75,6 +84,16 @@ def answer(data: memoryview) -> list[bytes]:
     if text == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
     return [text.upper().encode()]
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the children of a process, those included that have ended and wait to be reaped."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((place / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(place.name))
+    return found
 
 
 def answering(pipe: Pipe, order: Mapping[str, Any]) -> None:

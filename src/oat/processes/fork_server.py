@@ -1,6 +1,10 @@
 """The process of a `ForkServer`: it has imported modules, and forks a process with them for each request.
 
 It starts no threads, and computes nothing: a process with threads cannot be forked safely.
+
+Between it and each process is a keeper, which leads the group of the process. It adopts what the process
+leaves behind, such as jobs in the background: it reaps them when they end, and kills them when the process
+has ended.
 """
 
 import ctypes
@@ -8,6 +12,7 @@ import gc
 import importlib
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -68,17 +73,25 @@ class _Server:
                 end_group(process)
             return
         (descriptor,) = message.descriptors
-        process = os.fork()
-        if not process:
-            self._become(request, descriptor)
+        begun, beginning = os.pipe2(os.O_CLOEXEC)
+        keeper = os.fork()
+        if not keeper:
+            self._become(request, descriptor, beginning)
         with suppress(OSError):  # it has done so itself
-            os.setpgid(process, process)
+            os.setpgid(keeper, keeper)
         os.close(descriptor)
-        self._forked[process] = number
-        self._tell({"number": number, "process": process})
+        os.close(beginning)
+        self._forked[keeper] = number
+        process = int(os.read(begun, 2**5) or keeper)
+        os.close(begun)
+        self._tell({"number": number, "process": process, "group": keeper})
 
-    def _become(self, request: Mapping[str, Any], descriptor: int) -> None:
-        """Be the process that was asked for, and end."""
+    def _become(self, request: Mapping[str, Any], descriptor: int, beginning: int) -> None:
+        """Be the keeper, or the process that was asked for, and end.
+
+        Args:
+            beginning: where the keeper writes the number of the process.
+        """
         code = 1
         try:
             os.setpgid(0, 0)
@@ -88,6 +101,12 @@ class _Server:
                 os.close(own)
             self._pipe.close()
             adopt_orphans()
+            if process := os.fork():
+                os.close(descriptor)
+                os.write(beginning, str(process).encode())
+                os.close(beginning)
+                _keep(process)
+            os.close(beginning)
             os.environ.update(request["environment"], **{VARIABLE: request["mark"]})
             if request["log"]:
                 write_to(request["log"])
@@ -118,23 +137,39 @@ class _Server:
             _, status = os.waitpid(ended.si_pid, 0)
             if (number := self._forked.pop(ended.si_pid, None)) is None:
                 continue  # an orphan
-            self._end_orphans()
+            _end_children({*self._forked})  # a keeper that was killed has left its own
             self._tell({"number": number, "code": os.waitstatus_to_exitcode(status)})
-
-    def _end_orphans(self) -> None:
-        """Kill what processes that have ended have left. A process adopts the orphans of those that it has
-        started, so this one has only those of processes that have ended."""
-        known = {*self._forked}
-        while orphans := {each.number for each in processes() if each.parent == os.getpid()} - known:
-            known |= orphans  # one that may not be killed is left
-            for orphan in orphans:
-                end_group(orphan)
-                with suppress(OSError):
-                    os.kill(orphan, signal.SIGKILL)
-                    os.waitpid(orphan, 0)
 
     def _tell(self, what: Mapping[str, Any]) -> None:
         self._pipe.send(msgspec.msgpack.encode(what))
+
+
+def _keep(first: int) -> None:
+    """Reap what this process has started and adopted until its first process ends. Then kill the rest, and
+    end as the first did."""
+    status = None
+    while status is None:
+        process, its = os.waitpid(-1, 0)
+        status = its if process == first else None
+    _end_children(set())
+    if os.WIFSIGNALED(status):
+        how = os.WTERMSIG(status)
+        if how != signal.SIGKILL:
+            signal.signal(how, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the first may have written its memory to a file
+        os.kill(os.getpid(), how)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _end_children(spared: set[int]) -> None:
+    """Kill all processes below this one, except some of its children and what is below these."""
+    while children := {each.number for each in processes() if each.parent == os.getpid()} - spared:
+        spared = spared | children  # one that may not be killed is left
+        for child in children:
+            end_group(child)
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 def adopt_orphans() -> None:
