@@ -52,7 +52,7 @@ def test_what_is_left_out_has_the_default_of_the_base_class() -> None:
         submit, collect = Bare.submit, Bare.collect
 
     others = {"name", "sources", "submit", "collect", "price", "check_columns", "tell"}
-    others |= {"tell_opening", "bind", "close"}
+    others |= {"tell_opening", "bind", "drop", "close"}
     for bare, plain in ((users(), Plain()), (UsersOracle(Plain()), Plain())):
         for member in set(MEMBERS) - others:
             assert getattr(bare, member) == getattr(plain, member), member
@@ -60,6 +60,7 @@ def test_what_is_left_out_has_the_default_of_the_base_class() -> None:
         assert bare.price(QUESTION) == plain.price(QUESTION) == Price(2)
         bare.check_columns([], False)
         bare.bind()
+        bare.drop(["1"])
         bare.close()
     tickets = users().submit([QUESTION])
     assert users().collect(tickets, 0.0) == [(tickets[0], Answer(QUESTION.key, (1.0, 2.0), ("ok", "ok"), 2))]

@@ -170,3 +170,52 @@ class GatedBox:
 
     def close(self) -> None:
         pass
+
+
+class Babbling(Noting):
+    """Answers all questions that it has, whatever it is asked for. Afterwards it answers them again, and also
+    questions that nobody asked, with what is no answer."""
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Any]]:
+        answers = [(ticket, scored(question)) for ticket, question in self.questions.items()]
+        return [*answers, *((ticket, object()) for ticket in (*self.questions, "old", "nobody"))]
+
+
+class SilentBox:
+    """A client's box with one oracle. It never answers a question whose first candidate is "never", and fails
+    for them when the file `gate` is in the folder that the plan names. It notes all calls."""
+
+    def __init__(self, plan: bytes):
+        self.oracle = Noting(wire.decode(plan))
+        self.gate = self.oracle.folder / "gate"
+
+    def call(self, name: str, arguments: Sequence[Any]) -> Any:
+        return getattr(self, name)(*arguments)
+
+    def submit(self, role: str, encoded: Sequence[bytes]) -> list[str]:
+        questions = {str(question.key): question for question in map(wire.decode, encoded)}
+        self.oracle.questions |= questions
+        for key in questions:
+            self.oracle.note(f"submit {key}")
+        while any("slow" in each.candidates[0] for each in questions.values()) and not self.gate.exists():
+            time.sleep(0.01)
+        return list(questions)
+
+    def collect(
+        self, role: str, purpose: str, tickets: Sequence[str], seconds: float
+    ) -> tuple[list[Any], dict[str, Any]]:
+        for ticket in tickets:
+            self.oracle.note(f"collect {ticket}")
+        asked = {ticket: self.oracle.questions[ticket] for ticket in tickets}
+        silent = [ticket for ticket, question in asked.items() if question.candidates[0] == "never"]
+        if silent and self.gate.exists():
+            raise OracleError(f"own breaks for {purpose}")
+        time.sleep(0.05 if silent else 0.0)
+        return [(ticket, scored(asked[ticket])) for ticket in tickets if ticket not in silent], {}
+
+    def drop(self, role: str, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self.oracle.note(f"drop {ticket}")
+
+    def close(self) -> None:
+        pass

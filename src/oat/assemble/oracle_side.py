@@ -16,7 +16,7 @@ from oat.assemble.run_inputs import RunInputs
 from oat.config.load import config_of, dump
 from oat.config.settings import Config
 from oat.data.prompts import Prompts
-from oat.errors import ConfigError, OracleError
+from oat.errors import ConfigError, OracleError, WireError
 from oat.hardware.memory import keep_few_kernels
 from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
@@ -140,7 +140,7 @@ class OracleBox:
         self._broken: dict[tuple[str, str], OracleError] = {}
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
-        """Call `submit`, `collect` or `close`; see `runtime.clients.Clients`."""
+        """Call `submit`, `collect`, `drop` or `close`; see `runtime.clients.Clients`."""
         return getattr(self, name)(*arguments)
 
     def submit(self, role: str, encoded: Sequence[bytes]) -> list[str]:
@@ -162,18 +162,23 @@ class OracleBox:
         self, role: str, purpose: str, tickets: Sequence[str], seconds: float
     ) -> tuple[list[tuple[str, Answer]], Sums]:
         """Return answers, and the oracle's metrics. If some answers break the contract, return the sound ones
-        now, and raise the error at the next call for the purpose.
+        now, and raise the error at the next call for the purpose. As the ledger does, ignore the second
+        answer to a ticket, and that to a ticket that nobody waits for.
 
         Raises:
             OracleError: the oracle raises, or gives an answer that breaks the contract.
         """
         (address, oracle), place = self._oracles[role], (role, purpose)
-        answers = []
+        answers, asked = [], {*tickets}
         if place not in self._broken:
+            first: dict[str, Any] = {}
             for ticket, answer in pairs_of(calling(address, oracle.collect, tickets, seconds), address):
+                if ticket in self._open[role] or ticket in asked:
+                    first.setdefault(ticket, answer)
+            for ticket, answer in first.items():
                 question = self._open[role].pop(ticket, None)
                 try:
-                    answers.append((ticket, _sound(answer, question, address, oracle)))
+                    answers.append((ticket, _sound(answer, question, ticket, address, oracle)))
                 except OracleError as error:
                     self._broken.setdefault(place, error)
         if place in self._broken and not answers:
@@ -187,6 +192,13 @@ class OracleBox:
             self._broken.setdefault((role, purpose), error)
             return {}
 
+    def drop(self, role: str, tickets: Sequence[str]) -> None:
+        """Tell an oracle that nobody waits for the answers to these tickets."""
+        for ticket in tickets:
+            self._open[role].pop(ticket, None)
+        address, oracle = self._oracles[role]
+        calling(address, oracle.drop, tickets)
+
     def close(self) -> None:
         """Close the oracles."""
         for oracle in {id(oracle): oracle for _, oracle in self._oracles.values()}.values():
@@ -198,10 +210,14 @@ def _asked(roles: Mapping[str, Addressed]) -> dict[str, Addressed]:
     return {role: each for role, each in roles.items() if not isinstance(each[1], KnownOracle)}
 
 
-def _sound(answer: Any, question: Question | None, address: str, oracle: Oracle) -> Answer:
+def _sound(answer: Any, question: Question | None, ticket: str, address: str, oracle: Oracle) -> Answer:
     """Return an answer with plain numbers. That of a question from before a restart, which only the ledger
     knows, is checked by the ledger, as is every price."""
     if question is None:
+        try:
+            wire.encode(answer)
+        except WireError as error:
+            raise OracleError(f"oracle {address}: the answer under the ticket {ticket}: {error}") from None
         sound: Answer = answer
         return sound
     return checked(answer, question, address, Budget(), oracle.gives_steps)

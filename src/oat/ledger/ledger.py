@@ -285,6 +285,7 @@ class Ledger:
         questions.
         """
         with self._collecting, self.store.lock:
+            dropped = [*self.outstanding.of(purpose)]
             with self.store:
                 close_unanswered(self.store, purpose)
                 self.open.fail(purpose)
@@ -292,6 +293,7 @@ class Ledger:
                 self.store.add_take(purpose, step, [], closed)
                 self._keep(self._found(closed), step)
             self._forget()
+            self.outstanding.drop(dropped)
 
     def price(self, questions: Sequence[Question]) -> Price:
         """Return the sum of the highest prices of questions if they were asked now. Values that are known or

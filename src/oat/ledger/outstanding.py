@@ -15,6 +15,7 @@ The trajectories of rounds that a ledger still works with, in memory.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -350,7 +351,16 @@ class Outstanding:
             due = [(key, sent) for key, sent in waiting.items() if now >= sent.since + self.deadline_s]
             with self.store.lock:
                 self._record([(key, _failed(sent)) for key, sent in due])
+            self.drop(key for key, _ in due)
         return has_come
+
+    def drop(self, tickets: Iterable[Ticket]) -> None:
+        """Tell oracles that nobody waits any more for the answers to these tickets."""
+        dropped = defaultdict[str, list[str]](list)
+        for oracle, ticket in tickets:
+            dropped[oracle].append(ticket)
+        for name, own in dropped.items():
+            calling(name, self.oracle(name).drop, own)
 
     def _sent(self, ticket: Ticket, question: Question, age: float = 0.0) -> Sent:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited

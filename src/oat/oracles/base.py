@@ -29,8 +29,8 @@ class Oracle:
     """An oracle, which answers questions. Answers may come late, in any order, or never.
 
     A subclass defines `answers`, `submit` and `collect`; every other member has a default. The ledger uses
-    `submit`, `collect`, `price` and `metrics` during the run, on the run's thread. A run and `oat check` read
-    the other members before the first question. A run calls `close` at its end.
+    `submit`, `collect`, `drop`, `price` and `metrics` during the run, on the run's thread. A run and `oat
+    check` read the other members before the first question. A run calls `close` at its end.
 
     A user's oracle need not be a subclass: `oat.oracles.users` reads the same members of any object.
     """
@@ -146,6 +146,11 @@ class Oracle:
         their answers.
         """
         raise NotImplementedError
+
+    def drop(self, tickets: Sequence[str]) -> None:
+        """Learn that nobody waits for the answers to these tickets any more: their deadline has passed, or
+        their evaluation failed. The oracle may stop its work on them. The run ignores answers that come
+        nevertheless. This method must not wait."""
 
     def close(self) -> None:
         """End the oracle's threads, processes and connections. A run calls this once, at its end. If the

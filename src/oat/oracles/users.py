@@ -75,7 +75,7 @@ class UsersOracle(Wrapper):
 
     Raises (each optional member):
         OracleError: the user's code raised, or a value has a wrong type. But an error in
-            `close` only gives a warning, and a wrong `name` counts as missing.
+            `drop` or `close` only gives a warning, and a wrong `name` counts as missing.
     """
 
     oracle: Any
@@ -166,6 +166,16 @@ class UsersOracle(Wrapper):
             )
         ):
             tell()
+
+    def drop(self, tickets: Sequence[str]) -> None:
+        """Tell the user's object what is not waited for, if it is a subclass of `Oracle`; see `tell`. If its
+        `drop` raises, warn."""
+        if isinstance(self.oracle, Oracle):
+            try:
+                with raising(lambda what: OracleError(bare(what))):
+                    self.oracle.drop(tickets)
+            except OatError as error:
+                warn(f"`drop` of oracle {self._class}: {error}")
 
     def close(self) -> None:
         """Close the user's oracle. If its `close` raises, warn. An object that was given from Python is not

@@ -13,7 +13,7 @@ depend on each other (`Oracle.is_relative`) go to one client together.
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -60,12 +60,28 @@ class _Batch:
     error: OatError | None = None
     is_raised: bool = False
 
-    def take_tickets(self, given: Sequence[str]) -> None:
-        """Take the tickets of the oracle. Those of a durable oracle are the ledger's too."""
+    def take_tickets(self, given: Sequence[str], sent: Sequence[str]) -> list[str]:
+        """Take the tickets of the oracle. Those of a durable oracle are the ledger's too. Return those of
+        questions that were dropped meanwhile.
+
+        Args:
+            sent: the tickets that the questions had when they were sent.
+        """
         self.given = given
         if self.is_durable:
-            self.questions = dict(zip(given, self.questions.values(), strict=True))
-        self.tickets = dict(zip(given, self.questions, strict=True))
+            self.questions = {own: self.questions[old] for own, old in zip(given, sent, strict=True)}
+            sent = given
+        tickets = dict(zip(given, sent, strict=True))
+        self.tickets = {own: ticket for own, ticket in tickets.items() if ticket in self.questions}
+        return [own for own in given if own not in self.tickets]
+
+    def drop(self, tickets: Collection[str]) -> list[str]:
+        """Forget the questions with these tickets, and return the oracle's tickets of them."""
+        self.questions = {each: text for each, text in self.questions.items() if each not in tickets}
+        dropped = [own for own, ticket in (self.tickets or {}).items() if ticket in tickets]
+        for own in dropped:
+            del self.tickets[own]  # type: ignore[union-attr]
+        return dropped
 
 
 @dataclass(eq=False)
@@ -74,10 +90,13 @@ class _Client:
 
     Attributes:
         batches: those with questions that are not answered.
+        dropped: the tickets of oracles that nobody waits for, with the role of each. The client does not know
+            it yet.
     """
 
     member: WorkerProcess
     batches: list[_Batch] = field(default_factory=list)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def load(self) -> int:
@@ -97,11 +116,12 @@ class Clients:
     """The clients of a run.
 
     Args:
-        crew: the processes, whose boxes answer three calls:
+        crew: the processes, whose boxes answer four calls:
 
             * `submit(role, questions)` returns the oracle's tickets;
             * `collect(role, purpose, tickets, seconds)` returns pairs of a ticket and an answer, and the
               oracle's metrics (`sums_of`). All tickets are of one purpose;
+            * `drop(role, tickets)` tells the oracle what nobody waits for;
             * `close()` closes the oracles.
     """
 
@@ -186,6 +206,18 @@ class Clients:
                     raise batch.error
         return []
 
+    def drop(self, role: str, tickets: Collection[str]) -> None:
+        """Ask no client any more about these tickets, and tell the oracles; see `Oracle.drop`."""
+        with self._changed:
+            for ticket in tickets:
+                self._ready[role].pop(ticket, None)
+            for client in self._clients:
+                for batch in client.batches:
+                    if batch.role == role:
+                        client.dropped += [(role, own) for own in batch.drop(tickets)]
+                client.batches = [batch for batch in client.batches if batch.questions]
+            self._changed.notify_all()
+
     def metrics(self, role: str) -> dict[str, float]:
         """Return the metrics of an oracle, over all clients, those included that were lost."""
         with self._changed:
@@ -238,6 +270,7 @@ class Clients:
         try:
             while self._has_work(client):
                 try:
+                    self._drop(client)
                     self._submit(client)
                     self._collect(client)
                 except LostError as lost:
@@ -251,23 +284,31 @@ class Clients:
 
     def _has_work(self, client: _Client) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or client.due)
+            self._changed.wait_for(lambda: self._is_closed or client.due or client.dropped)
             return not self._is_closed
+
+    def _drop(self, client: _Client) -> None:
+        """Tell the client what nobody waits for."""
+        with self._changed:
+            dropped, client.dropped = client.dropped, []
+        for role in {role for role, _ in dropped}:
+            client.ask("drop", role, [own for its, own in dropped if its == role])
 
     def _submit(self, client: _Client) -> None:
         """Send the client the questions that it has not got."""
         with self._changed:
-            new = [batch for batch in client.due if batch.tickets is None]
-        for batch in new:
+            new = [(batch, dict(batch.questions)) for batch in client.due if batch.tickets is None]
+        for batch, sent in new:
             try:
-                given = client.ask("submit", batch.role, list(batch.questions.values()))
+                given = client.ask("submit", batch.role, list(sent.values()))
             except LostError:
                 raise
             except OatError as error:
                 self._hold([batch], error)
             else:
                 with self._changed:
-                    batch.take_tickets(given)
+                    late = batch.take_tickets(given, list(sent))
+                    client.dropped += [(batch.role, own) for own in late]
                     self._changed.notify_all()
 
     def _collect(self, client: _Client) -> None:
@@ -317,6 +358,7 @@ class Clients:
     def _replace(self, client: _Client, lost: LostError) -> None:
         client.member = self.crew.replace(client.member, lost)
         with self._changed:
+            client.dropped = []
             for batch in client.batches:
                 if not batch.is_durable:
                     batch.tickets = None
@@ -346,6 +388,9 @@ class ClientOracle(Wrapper):
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         return self._clients.collect(self._role, tickets, seconds, is_durable=self.durable)
+
+    def drop(self, tickets: Sequence[str]) -> None:
+        self._clients.drop(self._role, {*tickets})
 
 
 def sums_of(metrics: Mapping[str, float]) -> Sums:
