@@ -114,3 +114,28 @@ def test_a_fork_may_have_another_engine(
     flags = ("--run_dir", fork, "--from", run_dir, "--stop.max_steps", 2)
     assert oat("train", run_dir / "config.yaml", *flags) == 0, capsys.readouterr().err
     assert record(fork)["way"] == "pages"
+
+
+def test_what_somebody_has_changed_in_the_inputs_gets_one_message(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A continued run compares all of them."""
+    (entry,) = entries(run_dir)
+    assert {"models", "readers", "prompts", "oracles", "weights", "modules"} <= entry["inputs"].keys()
+    for name in entry["inputs"]:
+        for wrong in (
+            None,
+            5,
+            ["x"] if name != "prompts" else {"x": 1},
+            {"x": 1} if name != "prompts" else [1],
+        ):
+            changed = [entry | {"inputs": entry["inputs"] | {name: wrong}}]
+            (run_dir / "environment.json").write_text(json.dumps(changed), encoding="utf-8")
+            code = oat("check", run_dir / "config.yaml", "--run_dir", run_dir)
+            said = capsys.readouterr().err
+            if name == "engine":
+                assert code == 0
+            else:
+                assert code == 2
+                assert "environment.json: somebody has changed the `inputs` of an entry (Exp" in said
+                assert f"`$.{name}" in said

@@ -30,8 +30,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import torch
 
 from oat.errors import ConfigError, DirectoryError, printable, warn
@@ -56,6 +57,29 @@ recorded."""
 _SECRET = re.compile(r"(--)?(.*[._])?(api_key|token|secret|password)")
 _SECRET_WITHIN = re.compile(r"""((?:api_key|token|secret|password)['"]?\s*:\s*)[^,}\s]+""")
 _PATIENCE_S = 5.0
+
+
+_Model = TypedDict("_Model", {"of": str, "is": dict[str, dict[str, Any]]})
+
+
+class _Oracle(TypedDict):
+    of: str
+    version: str | None
+    made_of: dict[str, dict[str, Any]]
+
+
+class _Inputs(TypedDict, total=False):
+    """The form of the inputs of an entry; `assemble/fingerprints.py` says what they mean."""
+
+    readers: dict[str, str]
+    models: dict[str, _Model]
+    weights: dict[str, _Model]
+    prompts: list[str]
+    held_out: dict[str, Any]
+    oracles: dict[str, _Oracle]
+    modules: dict[str, str]
+    engine: Any
+    template: dict[str, Any]
 
 
 def environment_of(seed: int) -> dict[str, Any]:
@@ -110,10 +134,22 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
         found: the entries of `environment.json`.
         first_row: use only entries that begin at this row of metrics or before it; if there are none, use the
             first entry with `inputs`. None: use all entries.
+
+    Raises:
+        ConfigError: the inputs have not the form in which `oat` writes them.
     """
     told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
     by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
-    return dict(by_then[-1]["inputs"]) if by_then else None
+    if not by_then:
+        return None
+    try:
+        msgspec.convert(by_then[-1]["inputs"], _Inputs)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"environment.json: somebody has changed the `inputs` of an entry ({error}); put the file back "
+            "as `oat` wrote it, or fork the run"
+        ) from None
+    return dict(by_then[-1]["inputs"])
 
 
 class ProvenanceWriter:
