@@ -67,7 +67,7 @@ def refuse_config(config: Any, path: str) -> None:
         config: the configuration of the model at `path`.
 
     Raises:
-        ModelError: the weights are quantised, or other files or fused layers are named.
+        ModelError: the weights are quantised, there are no layers, or other files or fused layers are named.
     """
     quantised: Any = None
     for part in (config, config.get_text_config()):
@@ -84,6 +84,9 @@ def refuse_config(config: Any, path: str) -> None:
             f"the config.json of {path} names {named!r} as its weights (transformers_weights), and only "
             f"{' and '.join(_READ)} are read; give a folder as `save_pretrained` writes it"
         )
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ModelError(f"the config.json of {path} says num_hidden_layers: {layers}; give 1 or more")
     if getattr(config, "fusion_config", None):
         raise ModelError(
             f"the config.json of {path} fuses layers (fusion_config), so they would have other parameters; "
@@ -136,16 +139,26 @@ def locate(path: str) -> str:
     """Return the name by which a model is opened: a directory, or a hub id.
 
     Raises:
-        ModelError: the path is neither.
+        ModelError: the path is neither, or the directory has something that is no file.
     """
     where = located(path)
-    if os.path.isdir(where) or (not os.path.exists(where) and _HUB_ID.fullmatch(path)):
+    if os.path.isdir(where):
+        _refuse_pipes(where)
+        return where
+    if not os.path.exists(where) and _HUB_ID.fullmatch(path):
         return where
     if os.path.exists(where):
         raise ModelError(f"{path} is a file; give the directory that holds the model's config.json")
     raise ModelError(
         f"{nowhere(path)}, and it is no hub id; give a local directory, or a hub id as `org/name`"
     )
+
+
+def _refuse_pipes(folder: str) -> None:
+    """Refuse a folder with a pipe, a socket or a device, of which a read might never end."""
+    for entry in os.scandir(folder):
+        if os.path.exists(entry) and not (entry.is_file() or entry.is_dir()):
+            raise ModelError(f"{entry.path} is a pipe, a socket or a device; put the file in its place")
 
 
 def nowhere(path: str) -> str:

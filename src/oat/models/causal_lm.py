@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from oat.errors import ModelError
+from oat.errors import ModelError, shown
 from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
 from oat.models.root import Root
@@ -102,9 +102,21 @@ class CausalLM:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text, from the model's generation config; empty if the config has none."""
+        """The ids that end a text, from the model's generation config; empty if the config has none.
+
+        Raises:
+            ModelError: the config has something else in their place.
+        """
         eos = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
-        return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        if eos is None:
+            return ()
+        ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+        if not all(type(each) is int and each >= 0 for each in ids):
+            raise ModelError(
+                f"generation_config.json: `eos_token_id` is {shown(eos)}; give the id of a token, or a list "
+                "of such ids"
+            )
+        return ids
 
     @property
     def vocab_rows(self) -> int:

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -24,6 +25,7 @@ LIBRARY_ERRORS = (
     RuntimeError,
     ImportError,
     SafetensorError,
+    StrictDataclassError,
 )
 """Errors that transformers, or a library that it calls, may raise for a model."""
 _HEAD_TOLERANCE = 1e-4
