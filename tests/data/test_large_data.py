@@ -82,7 +82,7 @@ def test_records_do_not_stay_in_memory(tmp_path, renderer, name):
         finally:
             tracemalloc.stop()
 
-    assert min(most() for _ in range(3)) < 3 * 10**6, "of 20 MB"
+    assert any(most() < 3 * 10**6 for _ in range(3)), "of 20 MB"
 
 
 @pytest.mark.slow

@@ -20,7 +20,9 @@ FILES = {
 }
 
 
-@pytest.mark.sample("load", seconds=60)
+@pytest.mark.slow(
+    instead="tests/runtime/test_processes.py::test_a_run_with_actors_is_the_local_run", seconds=10.5
+)
 @pytest.mark.parametrize("name", FILES)
 def test_the_tests_pass_without_a_learner(name: str) -> None:
     command = [

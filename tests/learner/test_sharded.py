@@ -1,19 +1,16 @@
 """A learner whose models are sharded over two ranks learns what one process learns. Each rank has all rows,
 so the gradients of the ranks are equal, and their mean is that of one process."""
 
-import os
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import ranks
 import torch
+from fixtures import forked
 
 from oat import wire
-from oat.processes.pipe import Message
-from oat.processes.spawn import Child, on_one_thread
 
 RANKS = 2
 MOST = 5e-6
@@ -27,28 +24,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sharded(folder: Path) -> Iterator[dict[str, list[Any]]]:
-    """What each rank has found, by case."""
-    said = [SimpleQueue[Message | None]() for _ in range(RANKS)]
-    children = [
-        Child(
-            "ranks:work",
-            {"folder": str(folder), "meeting": str(folder / "meeting"), "rank": rank, "ranks": RANKS},
-            said[rank].put,
-            environment=on_one_thread(os.environ),
+def sharded(folder: Path, request: pytest.FixtureRequest) -> dict[str, list[Any]]:
+    """What each rank has found, by case: of those cases whose tests are run."""
+    items = [item for item in request.session.items if item.path == request.path]
+    cases = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(RANKS) as waiting:
+        codes = waiting.map(
+            lambda rank: forked(
+                lambda: ranks.work(folder, rank, RANKS, cases), folder / f"log{rank}", kill_after_s=600.0
+            ),
+            range(RANKS),
         )
-        for rank in range(RANKS)
-    ]
-    found: dict[str, list[Any]] = {}
-    for case in [*ranks.CASES, "measured"]:
-        messages = [queue.get(timeout=300) for queue in said]
-        assert all(message is not None for message in messages), case
-        found[case] = [wire.decode(message.head) for message in messages if message is not None]
-    yield found
-    for child in children:
-        child.end(30.0)
+        assert [*codes] == [0] * RANKS, [(folder / f"log{rank}").read_text() for rank in range(RANKS)]
+    found = [wire.decode((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
+    return {case: [rank[case] for rank in found] for case in found[0]}
 
 
+@pytest.mark.sample("dpo, tied embeddings", "grpo, LoRA", seconds=0.5)
 @pytest.mark.parametrize("case", ranks.CASES)
 def test_two_ranks_learn_what_one_process_learns(
     case: str, folder: Path, sharded: dict[str, list[Any]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixtures import World, oat, write_jsonl
 
-WRONG: list[Any] = ["x", -5, 0, 2.5, None, [None], [[2]], {"a": 1}, True]
+WRONG: list[Any] = ["x", -5, 0, 2.5, [None], [[2]], {"a": 1}]
 FILES = ("config.json", "generation_config.json")
 
 
@@ -29,7 +29,7 @@ def generated(folder: Path) -> int:
     return oat("generate", folder, "--prompts", prompts, "--max-new-tokens", 2, "--seed", 0)
 
 
-@pytest.mark.sample("config.json", seconds=8.4)
+@pytest.mark.sample("generation_config.json", seconds=3)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_wrong_field_is_read_or_refused_by_one_message(
@@ -37,7 +37,7 @@ def test_a_wrong_field_is_read_or_refused_by_one_message(
 ) -> None:
     file = folder / name
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    names = {*before, "eos_token_id", "num_hidden_layers", "max_position_embeddings", "rope_parameters"}
+    names = {*before, "eos_token_id"}
     refused = 0
     for field in sorted(names):
         for wrong in WRONG:

@@ -38,6 +38,9 @@ def test_a_run_with_actors_is_the_local_run(
     assert not machine.left()
 
 
+@pytest.mark.slow(
+    instead="tests/faults/test_killed_processes.py::test_any_process_may_be_killed_at_any_time", seconds=7
+)
 def test_a_run_with_all_kinds_of_processes_is_the_local_run(
     finished: Finished, world: World, tmp_path: Path
 ) -> None:

@@ -1,15 +1,18 @@
 """A learner whose models are sharded over ranks (FSDP2), each in a process of its own."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from objectives import OBJECTIVES, VOCABULARY, compared_feedback, scored_feedback
 from tiny_models import build_config, save_llama, save_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from weights import weights_of
 
 from oat import wire
@@ -22,7 +25,6 @@ from oat.learner.shards import local
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
-from oat.processes.pipe import Pipe
 from oat.seeds import Seeds
 from oat.types import Sampling
 
@@ -62,8 +64,6 @@ def models_of(folder: Path, kind: str) -> dict[str, LanguageModel]:
 
 def shard(lm: CausalLM, mesh: Any) -> None:
     """Shard the root of a model, and each of its layers."""
-    from torch.distributed.fsdp import fully_shard
-
     for layer in lm.module.base_model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(lm.root, mesh=mesh, reshard_after_forward=True)
@@ -73,15 +73,11 @@ class Gloo:
     """The ranks of a group (`oat.learner.ranks.Ranks`)."""
 
     def agreed(self, decide: Callable[[], Any]) -> Any:
-        import torch.distributed as dist
-
         found = [decide() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(found)
         return found[0]
 
     def joined(self, value: Any) -> list[Any]:
-        import torch.distributed as dist
-
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, value)
         return found
@@ -139,24 +135,23 @@ def share_of(models: Mapping[str, LanguageModel]) -> float:
     return held / sum(each.numel() for each in parameters)
 
 
-def work(pipe: Pipe, order: Mapping[str, Any]) -> None:
-    """Be a rank: make the updates of every case, send what came of them, and then the number of threads."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
+def work(folder: Path, rank: int, ranks: int, cases: Sequence[str]) -> int:
+    """Be a rank: make the updates of some cases, and measure. Write what came of it into a file."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group(
-        "gloo", init_method=f"file://{order['meeting']}", rank=order["rank"], world_size=order["ranks"]
-    )
-    mesh = init_device_mesh("cpu", (order["ranks"],))
-    for kind, objective in CASES.values():
-        models = models_of(Path(order["folder"]), kind)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    found: dict[str, Any] = {}
+    for case in cases:
+        kind, objective = CASES[case]
+        models = models_of(folder, kind)
         for root in {model.root: model.lm for model in models.values()}.values():
             shard(root, mesh)
         before = share_of(models)
         # what a rank would decide by itself, it leaves to rank 0
-        found = updates(models, objective, Gloo(), micro=5 - 2 * order["rank"])
-        pipe.send(wire.encode({**found, "share": max(before, share_of(models))}))
-    pipe.send(wire.encode(measured(models, order["rank"])))
+        learned = updates(models, objective, Gloo(), micro=5 - 2 * rank)
+        found[case] = {**learned, "share": max(before, share_of(models))}
+    found["measured"] = measured(models, rank)
     dist.destroy_process_group()
+    (folder / f"rank{rank}").write_bytes(wire.encode(found))
+    return 0
