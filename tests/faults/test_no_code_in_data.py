@@ -119,7 +119,7 @@ def test_ray_pickles_nothing_of_models_data_or_users() -> None:
     }
     assert found == SENT
     assert get_type_hints(Worker.call) == {
-        "data": bytes | memoryview | np.ndarray,
+        "data": np.ndarray,
         "return": bytes,
     }
     assert get_type_hints(Worker.__init__) == {"log": str}

@@ -103,10 +103,10 @@ def test_jobs_in_the_background_are_reaped_when_they_end(machine: Machine) -> No
 def test_a_keeper_that_is_killed_takes_its_process_along(machine: Machine) -> None:
     remote = machine.launcher(1.0).start("client 0")
     child = int(asked(remote, "fork"))
-    process = remote.number or 0
+    process, waiting = remote.number or 0, remote.call("hang", b"hang")
     os.kill(os.getpgid(process), signal.SIGKILL)
-    with pytest.raises(LostError, match=r"client 0 has ended in the call `a` .it was ended by SIGKILL"):
-        asked(remote, "a")
+    with pytest.raises(LostError, match=r"client 0 has ended in the call `hang` .it was ended by SIGKILL"):
+        waiting()
     until = time.monotonic() + 20
     while (is_alive(process) or is_alive(child)) and time.monotonic() < until:
         time.sleep(0.01)

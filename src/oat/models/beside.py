@@ -156,9 +156,10 @@ def locate(path: str) -> str:
 
 def _refuse_pipes(folder: str) -> None:
     """Refuse a folder with a pipe, a socket or a device, of which a read might never end."""
-    for entry in os.scandir(folder):
-        if os.path.exists(entry) and not (entry.is_file() or entry.is_dir()):
-            raise ModelError(f"{entry.path} is a pipe, a socket or a device; put the file in its place")
+    with suppress(OSError):  # who opens its files says so
+        for file in Path(folder).iterdir():
+            if file.exists() and not (file.is_file() or file.is_dir()):
+                raise ModelError(f"{file} is a pipe, a socket or a device; put the file in its place")
 
 
 def nowhere(path: str) -> str:
