@@ -13,7 +13,7 @@ from planned_kills import is_alive
 
 from oat.errors import ConfigError, LostError
 from oat.processes.local import LocalRemote, Machine
-from oat.processes.marks import marked
+from oat.processes.marks import marked, processes
 
 
 @pytest.fixture
@@ -25,6 +25,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def asked(remote: LocalRemote, text: str) -> str:
     return bytes(remote.call(text, text.encode())()).decode()
+
+
+def keeper_of(remote: LocalRemote) -> int:
+    return next(each.parent for each in processes() if each.number == remote.number)
 
 
 def test_calls_are_answered_in_their_order_and_at_once(machine: Machine) -> None:
@@ -93,18 +97,24 @@ def test_what_users_code_forks_ends_with_its_process(machine: Machine) -> None:
 def test_jobs_in_the_background_are_reaped_when_they_end(machine: Machine) -> None:
     remote = machine.launcher(1.0).start("client 0")
     assert asked(remote, "jobs") == "0"
-    keeper = os.getpgid(remote.number or 0)
+    keeper = keeper_of(remote)
     until = time.monotonic() + 20
     while children_of(keeper) != [remote.number] and time.monotonic() < until:
         time.sleep(0.01)
     assert children_of(keeper) == [remote.number]
 
 
+def test_code_may_signal_the_group_in_which_it_finds_itself(machine: Machine) -> None:
+    remote = machine.launcher(1.0).start("client 0")
+    assert asked(remote, "signal") == "SIGNAL"
+    assert asked(remote, "a") == "A"
+
+
 def test_a_keeper_that_is_killed_takes_its_process_along(machine: Machine) -> None:
     remote = machine.launcher(1.0).start("client 0")
     child = int(asked(remote, "fork"))
     process, waiting = remote.number or 0, remote.call("hang", b"hang")
-    os.kill(os.getpgid(process), signal.SIGKILL)
+    os.kill(keeper_of(remote), signal.SIGKILL)
     with pytest.raises(LostError, match=r"client 0 has ended in the call `hang` .it was ended by SIGKILL"):
         waiting()
     until = time.monotonic() + 20

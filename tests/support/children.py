@@ -60,15 +60,12 @@ def outlive(pipe: Pipe, order: Mapping[str, Any]) -> None:
 def answer(data: memoryview) -> list[bytes]:
     """Answer a call with its text in capitals; "hang" hangs, "exit" and "die" end the process, "gpus" is
     answered with the GPUs that it sees, "fork" with the number of a child in a session of its own, and "jobs"
-    with the number of children after some jobs in the background have ended."""
+    with the number of children after some jobs in the background have ended. "signal" signals the group."""
     text = bytes(data).decode()
+    if text == "signal":
+        _signal_the_group()
     if text == "jobs":
-        for _ in range(3):
-            os.system("true &")
-        until = time.monotonic() + 5
-        while (found := children_of(os.getpid())) and time.monotonic() < until:
-            time.sleep(0.01)
-        return [str(len(found)).encode()]
+        return [str(_left_after_jobs()).encode()]
     if text == "fork":
         if not (child := os.fork()):
             os.setsid()
@@ -94,6 +91,21 @@ def children_of(parent: int) -> list[int]:
             if int((place / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(place.name))
     return found
+
+
+def _signal_the_group() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+def _left_after_jobs() -> int:
+    for _ in range(3):
+        os.system("true &")
+    until = time.monotonic() + 5
+    while (found := children_of(os.getpid())) and time.monotonic() < until:
+        time.sleep(0.01)
+    return len(found)
 
 
 def answering(pipe: Pipe, order: Mapping[str, Any]) -> None:

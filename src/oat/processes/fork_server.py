@@ -2,9 +2,9 @@
 
 It starts no threads, and computes nothing: a process with threads cannot be forked safely.
 
-Between it and each process is a keeper, which leads the group of the process. It adopts what the process
-leaves behind, such as jobs in the background: it reaps them when they end, and kills them when the process
-has ended.
+Between it and each process is a keeper. It adopts what the process leaves behind, such as jobs in the
+background: it reaps them when they end, and kills them when the process has ended. Both have a group of their
+own, since users' code may signal the group in which it finds itself.
 """
 
 import ctypes
@@ -62,19 +62,27 @@ class _Server:
                 self._reap()
                 if self._pipe.fileno() in ready:
                     self._do(self._pipe.receive())
-        for process in self._forked:
-            end_group(process)
+        for keeper in self._forked:
+            end_group(keeper)
+        _end_children(set())
 
     def _do(self, message: Message) -> None:
         request = msgspec.msgpack.decode(message.head)
         number = request["number"]
         if request["what"] == "end":
-            for process in [each for each, its in self._forked.items() if its == number]:
-                end_group(process)
+            for keeper in [each for each, its in self._forked.items() if its == number]:
+                end_group(keeper)  # its process is then a child of this one
             return
         (descriptor,) = message.descriptors
         begun, beginning = os.pipe2(os.O_CLOEXEC)
-        keeper = os.fork()
+        try:
+            keeper = os.fork()
+        except OSError:  # no further process is allowed
+            traceback.print_exc()
+            for each in (descriptor, begun, beginning):
+                os.close(each)
+            self._tell({"number": number, "code": 1})
+            return
         if not keeper:
             self._become(request, descriptor, beginning)
         with suppress(OSError):  # it has done so itself
@@ -84,7 +92,7 @@ class _Server:
         self._forked[keeper] = number
         process = int(os.read(begun, 2**5) or keeper)
         os.close(begun)
-        self._tell({"number": number, "process": process, "group": keeper})
+        self._tell({"number": number, "process": process})
 
     def _become(self, request: Mapping[str, Any], descriptor: int, beginning: int) -> None:
         """Be the keeper, or the process that was asked for, and end.
@@ -102,10 +110,13 @@ class _Server:
             self._pipe.close()
             adopt_orphans()
             if process := os.fork():
+                with suppress(OSError):  # it has done so itself
+                    os.setpgid(process, process)
                 os.close(descriptor)
                 os.write(beginning, str(process).encode())
                 os.close(beginning)
                 _keep(process)
+            os.setpgid(0, 0)
             os.close(beginning)
             os.environ.update(request["environment"], **{VARIABLE: request["mark"]})
             if request["log"]:
@@ -147,10 +158,10 @@ class _Server:
 def _keep(first: int) -> None:
     """Reap what this process has started and adopted until its first process ends. Then kill the rest, and
     end as the first did."""
-    status = None
-    while status is None:
-        process, its = os.waitpid(-1, 0)
-        status = its if process == first else None
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != first:
+        os.waitpid(ended.si_pid, 0)
+    end_group(first)  # before its number is free
+    _, status = os.waitpid(first, 0)
     _end_children(set())
     if os.WIFSIGNALED(status):
         how = os.WTERMSIG(status)

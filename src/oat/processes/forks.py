@@ -105,7 +105,7 @@ class ForkServer:
         said = msgspec.msgpack.decode(message.head)
         forked = self._forked[said["number"]]
         if "process" in said:
-            forked.began(said["process"], said["group"])
+            forked.began(said["process"])
         else:
             forked.ended(said["code"])
             self._forked.pop(said["number"], None)
@@ -124,13 +124,11 @@ class Forked:
         self.link, self.mark = link, new_mark()
         self._server, self._number = server, number
         self._process: Future[int | None] = Future()
-        self._group: int | None = None
         self._code: Future[int | None] = Future()
         self._lock, self._is_over = RLock(), False
 
-    def began(self, process: int, group: int) -> None:
-        """Note the number of the process, and that of its group."""
-        self._group = group
+    def began(self, process: int) -> None:
+        """Note the number of the process, which is also that of its group."""
         self._process.set_result(process)
 
     def ended(self, code: int | None) -> None:
@@ -165,7 +163,7 @@ class Forked:
         self.link.close()
         if self.code(0.0 if self._server.hangs else _PATIENCE_S) is None:
             self._server.hangs = True  # or it has ended
-            if self._group is not None:
-                end_group(self._group)
+            if self._process.done() and (number := self._process.result()):
+                end_group(number)
         end_marked(self.mark)
         guard.release()
