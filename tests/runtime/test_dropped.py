@@ -20,6 +20,8 @@ from oat.config.load import load_config
 from oat.errors import OatWarning, OracleError
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
+from oat.oracles.mixture import Mixture
+from oat.oracles.preferences import Preferences
 from oat.oracles.users import UsersOracle
 from oat.resolve.resolve import resolve
 from oat.runtime.clients import ClientOracle, Clients
@@ -177,3 +179,36 @@ def test_a_client_ignores_what_the_ledger_would_ignore(world: World, tmp_path: P
     with pytest.raises(OracleError, match="the answer under the ticket old: a value of type object"):
         box.collect("oracle", "train", ["old"], 1.0)
     box.close()
+
+
+class Late(Hearing):
+    """After a question was dropped, it answers that question with what is no answer, twice."""
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Any]]:
+        return [*super().collect(tickets, seconds), *((ticket, object()) for ticket in self.dropped * 2)]
+
+
+def test_the_sources_of_a_mixture_hear_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Late()
+    monkeypatch.setattr("oat.oracles.mixture.build_oracle", lambda *_, **__: source)
+    mixture = Mixture([{"name": "own", "normalise": "batch"}])
+    first, silent, last = mixture.submit(asking("a", "never", "c"))
+    assert mixture.collect([first, silent, last], 0.0) == [], "a round is answered as a whole"
+    mixture.drop([silent])
+    assert source.dropped == ["1"]
+    assert [ticket for ticket, _ in mixture.collect([first, last], 0.0)] == [first, last]
+    (again,) = mixture.submit(asking("d"))
+    assert [ticket for ticket, _ in mixture.collect([again], 0.0)] == [again]
+
+
+def test_preferences_ignore_what_nobody_waits_for() -> None:
+    source = Late()
+    preferences = Preferences(source)
+    pairs = make_questions([make_group(0, "a", "b"), make_group(1, "never", "b")], "compare", 0, oracle="own")
+    first, silent = preferences.submit(pairs)
+    assert [ticket for ticket, _ in preferences.collect([first, silent], 0.0)] == [first]
+    preferences.drop([silent])
+    assert source.dropped == [silent]
+    (last,) = preferences.submit(pairs[:1])
+    assert [ticket for ticket, _ in preferences.collect([last], 0.0)] == [last]
+    assert preferences.collect([], 0.0) == []

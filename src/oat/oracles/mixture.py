@@ -235,6 +235,7 @@ class Mixture(Oracle):
                     self.made_of[f"{place} of {label}"] = dict(fields)
         self._rounds: list[_Round] = []
         self._open: dict[str, dict[str, tuple[_Round, str]]] = {label: {} for label in self._sources}
+        self._dropped: dict[str, set[str]] = {label: set() for label in self._sources}
         self._ready: dict[str, Answer] = {}
 
     @property
@@ -289,6 +290,7 @@ class Mixture(Oracle):
                 mine.open += 1
         for label, own in asked.items():
             tickets = self._sources[label].oracle.submit([question for question, _ in own])
+            self._dropped[label].difference_update(tickets)
             self._open[label].update(
                 {
                     ticket: (mine, str(question.key))
@@ -322,6 +324,23 @@ class Mixture(Oracle):
             (ticket, self._ready.pop(ticket)) for ticket in dict.fromkeys(tickets) if ticket in self._ready
         ]
 
+    def drop(self, tickets: Sequence[str]) -> None:
+        """Forget questions, tell their sources, and let the rest of each round be complete without them."""
+        gone = {*tickets}
+        for label, waiting in self._open.items():
+            own = [ticket for ticket, (_, question) in waiting.items() if question in gone]
+            for ticket in own:
+                mine, _ = waiting.pop(ticket)
+                mine.open -= 1
+            if own:
+                self._dropped[label].update(own)
+                self._sources[label].oracle.drop(own)
+        for each in self._rounds:
+            for question in gone & each.questions.keys():
+                del each.questions[question], each.said[question]
+        for question in gone & self._ready.keys():
+            del self._ready[question]
+
     def tell(self, run: RunFacts) -> None:
         """Call `tell` of every source."""
         oracles = [source.oracle for source in self._sources.values()]
@@ -345,6 +364,8 @@ class Mixture(Oracle):
 
     def _take_answers(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
         for ticket, answer in pairs_of(answers, label):
+            if ticket in self._dropped[label]:
+                continue
             if ticket not in self._open[label]:
                 raise OracleError(
                     f"oracle {label}: collect returned the ticket {ticket[:80]!r}, which is not open; "

@@ -48,17 +48,22 @@ class Preferences(Wrapper):
         self.scale = scale
         self.name = oracle.name or type(oracle).__name__
         self._broken: OracleError | None = None
+        self._open: set[str] = set()
 
     def price(self, question: Question) -> Price:
         return self.oracle.price(replace(question, kind="score"))
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        return self.oracle.submit([replace(question, kind="score") for question in questions])
+        tickets = self.oracle.submit([replace(question, kind="score") for question in questions])
+        if isinstance(tickets, list | tuple):  # or the ledger refuses them
+            self._open.update(ticket for ticket in tickets if isinstance(ticket, str))
+        return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """Collect scores, and return the comparisons made from them. If an answer of the scoring oracle
         cannot be used, return the comparisons made from its other answers, and raise at every later call. If
-        no other answer can be used, raise at this call too.
+        no other answer can be used, raise at this call too. As the ledger does, ignore the second answer to a
+        ticket, and that to a ticket that nobody waits for.
 
         Raises:
             OracleError: the scoring oracle breaks the contract.
@@ -67,7 +72,12 @@ class Preferences(Wrapper):
             raise self._broken
         there = []
         unit = self.oracle.gives_steps
+        waiting = self._open | {*tickets}
         for ticket, answer in pairs_of(self.oracle.collect(tickets, seconds), self.name):
+            if ticket not in waiting:
+                continue
+            waiting.discard(ticket)
+            self._open.discard(ticket)
             try:
                 there.append(
                     (
@@ -82,6 +92,10 @@ class Preferences(Wrapper):
         if self._broken is not None and not there:
             raise self._broken
         return there
+
+    def drop(self, tickets: Sequence[str]) -> None:
+        self._open.difference_update(tickets)
+        self.oracle.drop(tickets)
 
     def _compare(self, given: Answer) -> Answer:
         answer = replace(given, steps=(), step_unit="characters")
