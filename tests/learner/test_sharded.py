@@ -1,14 +1,13 @@
 """A learner whose models are sharded over two ranks learns what one process learns. Each rank has all rows,
 so the gradients of the ranks are equal, and their mean is that of one process."""
 
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
 import torch
-from fixtures import forked
 
 from oat import wire
 
@@ -28,14 +27,16 @@ def sharded(folder: Path, request: pytest.FixtureRequest) -> dict[str, list[Any]
     """What each rank has found, by case: of those cases whose tests are run."""
     items = [item for item in request.session.items if item.path == request.path]
     cases = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]
-    with ThreadPoolExecutor(RANKS) as waiting:
-        codes = waiting.map(
-            lambda rank: forked(
-                lambda: ranks.work(folder, rank, RANKS, cases), folder / f"log{rank}", kill_after_s=600.0
-            ),
-            range(RANKS),
-        )
-        assert [*codes] == [0] * RANKS, [(folder / f"log{rank}").read_text() for rank in range(RANKS)]
+    processes = [
+        get_context("fork").Process(target=ranks.work, args=(folder, rank, RANKS, cases))
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(600)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * RANKS
     found = [wire.decode((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
     return {case: [rank[case] for rank in found] for case in found[0]}
 

@@ -135,7 +135,7 @@ def share_of(models: Mapping[str, LanguageModel]) -> float:
     return held / sum(each.numel() for each in parameters)
 
 
-def work(folder: Path, rank: int, ranks: int, cases: Sequence[str]) -> int:
+def work(folder: Path, rank: int, ranks: int, cases: Sequence[str]) -> None:
     """Be a rank: make the updates of some cases, and measure. Write what came of it into a file."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -154,4 +154,3 @@ def work(folder: Path, rank: int, ranks: int, cases: Sequence[str]) -> int:
     found["measured"] = measured(models, rank)
     dist.destroy_process_group()
     (folder / f"rank{rank}").write_bytes(wire.encode(found))
-    return 0
