@@ -69,6 +69,13 @@ def shard(lm: CausalLM, mesh: Any) -> None:
     fully_shard(lm.root, mesh=mesh, reshard_after_forward=True)
 
 
+def sharded_models(folder: Path, kind: str, mesh: Any) -> dict[str, LanguageModel]:
+    models = models_of(folder, kind)
+    for lm in {model.root: model.lm for model in models.values()}.values():
+        shard(lm, mesh)
+    return models
+
+
 class Gloo:
     """The ranks of a group (`oat.learner.ranks.Ranks`)."""
 
@@ -144,13 +151,11 @@ def work(folder: Path, rank: int, ranks: int, cases: Sequence[str]) -> None:
     found: dict[str, Any] = {}
     for case in cases:
         kind, objective = CASES[case]
-        models = models_of(folder, kind)
-        for root in {model.root: model.lm for model in models.values()}.values():
-            shard(root, mesh)
+        models = sharded_models(folder, kind, mesh)
         before = share_of(models)
         # what a rank would decide by itself, it leaves to rank 0
         learned = updates(models, objective, Gloo(), micro=5 - 2 * rank)
         found[case] = {**learned, "share": max(before, share_of(models))}
-    found["measured"] = measured(models, rank)
+    found["measured"] = measured(sharded_models(folder, "LoRA", mesh), rank)
     dist.destroy_process_group()
     (folder / f"rank{rank}").write_bytes(wire.encode(found))
