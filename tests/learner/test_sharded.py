@@ -1,7 +1,6 @@
 """A learner whose models are sharded over two ranks learns what one process learns. Each rank has all rows,
 so the gradients of the ranks are equal, and their mean is that of one process."""
 
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import ranks
 import torch
 
 from oat import wire
+from oat.processes.forks import ForkServer
 
 RANKS = 2
 MOST = 5e-6
@@ -27,16 +27,16 @@ def sharded(folder: Path, request: pytest.FixtureRequest) -> dict[str, list[Any]
     """What each rank has found, by case: of those cases whose tests are run."""
     items = [item for item in request.session.items if item.path == request.path]
     cases = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]
-    processes = [
-        get_context("fork").Process(target=ranks.work, args=(folder, rank, RANKS, cases))
-        for rank in range(RANKS)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(600)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0] * RANKS
+    log = folder / "log"
+    server = ForkServer(["ranks"], str(log))  # a process that has computed on threads cannot be forked
+    try:
+        order = {"models": str(folder), "ranks": RANKS, "cases": cases}
+        forked = [
+            server.fork("ranks:serve", {**order, "rank": rank}, lambda _: None) for rank in range(RANKS)
+        ]
+        assert [each.code(600) for each in forked] == [0] * RANKS, log.read_text()
+    finally:
+        server.close()
     found = [wire.decode((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
     return {case: [rank[case] for rank in found] for case in found[0]}
 

@@ -1,7 +1,7 @@
 """A learner whose models are sharded over ranks (FSDP2), each in a process of its own."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +25,7 @@ from oat.learner.shards import local
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
+from oat.processes.pipe import Pipe
 from oat.seeds import Seeds
 from oat.types import Sampling
 
@@ -142,14 +143,16 @@ def share_of(models: Mapping[str, LanguageModel]) -> float:
     return held / sum(each.numel() for each in parameters)
 
 
-def work(folder: Path, rank: int, ranks: int, cases: Sequence[str]) -> None:
-    """Be a rank: make the updates of some cases, and measure. Write what came of it into a file."""
+def serve(pipe: Pipe, order: Mapping[str, Any]) -> None:
+    """Be a rank, in a process of its own: make the updates of some cases, and measure. Write what came of it
+    into a file."""
     torch.set_num_threads(1)
+    folder, rank, ranks = Path(order["models"]), order["rank"], order["ranks"]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     found: dict[str, Any] = {}
-    for case in cases:
+    for case in order["cases"]:
         kind, objective = CASES[case]
         models = sharded_models(folder, kind, mesh)
         before = share_of(models)
