@@ -153,7 +153,8 @@ def run_slow(row: str) -> dict[str, Any]:
     row's result."""
     folder, parts = RESULTS / row, list[dict[str, Any]]()
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-qq", "--collect-only", "--fault", row, *files_of(row)]
+    options = ["-o", "addopts=", "-q", "--collect-only", "--fault", row]  # a second -q lists files only
+    command = [sys.executable, "-m", "pytest", *options, *files_of(row)]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for number, test in enumerate(line for line in listed.splitlines() if "::" in line):
         file, current = folder / f"{number}.json", commit()

@@ -42,6 +42,15 @@ def test_one(number, record_property):
 @pytest.mark.fault("R2")
 def test_two():
     assert Path("mended").exists()
+
+
+@pytest.mark.fault("R4")
+@pytest.mark.parametrize("number", range(2))
+def test_four(number, record_property):
+    record_property("figure", "1 of 1 kills")
+    with open("ran", "a") as file:
+        file.write(str(number))
+    assert number == 0 or Path("mended").exists()
 """
 
 
@@ -101,17 +110,19 @@ def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a committed project with three rows, of which the third has no test."""
+    """Return the folder of a committed project with four rows, of which the third has no test, and the fourth
+    no bound of time."""
     for name, text in {
         "tests/conftest.py": CONFTEST,
         "tests/test_rows.py": TESTS,
         "src/code.py": "",
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-q"\n',
         "docs/faults.md": "",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "docs/faults.md").write_text("before\n<!-- faults -->\nold\n<!-- end of faults -->\nafter\n")
-    (tmp_path / ".gitignore").write_text("__pycache__/\n.pytest_cache/\n")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n.pytest_cache/\nmended\nran\n")
     for command in (
         ["init", "-q"],
         ["add", "."],
@@ -121,9 +132,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(table, "ROOT", tmp_path)
     monkeypatch.setattr(table, "PAGE", tmp_path / "docs" / "faults.md")
     monkeypatch.setattr(table, "RESULTS", tmp_path / ".faults")
-    monkeypatch.setattr(
-        table, "ROWS", {"R1": "what one shows", "R2": "what two shows", "R3": "what three shows"}
-    )
+    rows = {
+        f"R{number}": f"what {word} shows" for number, word in enumerate(("one", "two", "three", "four"), 1)
+    }
+    monkeypatch.setattr(table, "ROWS", rows)
+    monkeypatch.setattr(table, "SLOW", ("R4",))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     return tmp_path
 
@@ -150,6 +163,16 @@ def test_rows_are_run_once_and_written(project: Path, capsys: pytest.CaptureFixt
     assert table.main(["--workers", "0", "R1"]) == 1
     assert json.loads((project / ".faults" / "R1.json").read_text())["commit"] is None
     assert (project / ".faults" / "R1.json").stat().st_mtime_ns > kept["R1"]
+
+
+@pytest.mark.slow(instead="the other tests of the table in this file", seconds=2.0)
+def test_a_slow_row_goes_on_within_the_row(project: Path) -> None:
+    assert table.main(["--slow"]) == 1
+    assert "| R4 | what four shows | 2 of 2 kills | 1 passed, 1 failed |" in table.PAGE.read_text()
+    (project / "mended").write_text("")
+    assert table.main(["--slow"]) == 0
+    assert "| R4 | what four shows | 2 of 2 kills | 2 passed |" in table.PAGE.read_text()
+    assert (project / "ran").read_text() == "011", "what has passed is not run again"
 
 
 def test_figures_are_joined() -> None:
