@@ -13,7 +13,7 @@ local run too is measured beside the processes of the others, which then wait.
 * `transfer`: the seconds in which all actors get new weights, with both proofs that read them back
   (`learner.weights_proof`), and those of a broadcast: as many bytes, in as many calls, through the same
   processes. Nothing encodes, checks or loads these bytes. And by how much the resident memory of the
-  learner's process rises while weights leave.
+  learner's process rises while weights leave, and how many bytes it keeps in memory that it shares.
 * `kills`: by how many seconds steps take longer in which an actor is killed, with a standby and without. All
   processes are ready before the first of these steps. They take so long that the process which replaces the
   standby is ready within them, so its start is part of the cost.
@@ -114,6 +114,7 @@ def transfer(size: str, repetitions: int, actors: int, runtime: str) -> dict[str
         "bytes": answers["all"][0]["bytes"],
         "bucket": answers["all"][0]["bucket"],
         "memory": max(answer["memory"] for proof in ("sample", "all") for answer in answers[proof]),
+        "kept": max(answer["kept"] for answer in answers["sample"]),
         "seconds": {way: median(values) for way, values in took.items()},
         "ratios": {proof: _ratio(took[proof], took["broadcast"]) for proof in ("sample", "all")},
         "settings": {"oat": {"runtime": runtime, "actors": actors}},
@@ -165,6 +166,10 @@ def rows(repetitions: int) -> Iterator[list[str]]:
         what = "memory of the learner's process while weights leave, above the rest: MB, largest bucket"
         both = f"{row['memory'] / 1e6:.0f}, {row['bucket'] / 1e6:.0f}"
         yield [what, both, f"{row['memory'] / row['bucket']:.2f}x", "", "", _with(row)]
+        if row["kept"]:
+            what = "weights in shared memory, for actors that come later: MB, the model"
+            both = f"{row['kept'] / 1e6:.0f}, {row['bytes'] / 1e6:.0f}"
+            yield [what, both, f"{row['kept'] / row['bytes']:.2f}x", "", "", _with(row)]
     for runtime, standby in (("processes", 1), ("processes", 0), ("ray", 1)):
         row = kills("quickstart", repetitions, standby, OF_KILL, runtime)
         least, greatest = row["spread"]

@@ -115,14 +115,33 @@ ONLY_IN = {
     "torch.distributed.fsdp": "learner/sharding.py",
     "torch.distributed._composable": "learner/sharding.py",
 }
-STARTERS = ("subprocess", "multiprocessing", "concurrent.futures.process", "pty", "ray")
-STARTING = ("fork", "system", "popen", "spawn", "posix_spawn")
-"""Modules that start processes, and how the names of the functions of `os` begin that do."""
+STARTERS = (
+    "subprocess",
+    "multiprocessing",
+    "concurrent.futures.process",
+    "concurrent.futures.ProcessPoolExecutor",
+    "torch.multiprocessing",
+    "torch.utils.data",
+    "joblib",
+    "pty",
+    "ray",
+)
+STARTING = (
+    "os.fork",
+    "os.exec",
+    "os.system",
+    "os.popen",
+    "os.spawn",
+    "os.posix_spawn",
+    "asyncio.create_subprocess",
+)
+"""Modules and names that start processes, and how the names of the functions begin that do."""
 REVIEWED = {
     "rundir/provenance.py": "git, which ends at once",
     "reports/terminal.py": "the user's pager, which has the terminal",
     "oracles/remote/server.py": "the server of Mosec, which starts workers itself",
     "quickstart/processes.py": "commands of `oat`, as a user starts them",
+    "cli/restart.py": "no further process: the command itself, begun anew",
 }
 """Files outside `processes/` that start processes, and which."""
 
@@ -418,18 +437,56 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
     assert {file for file in FILES if uses(source_of(file).imports)} <= {ROOT / place}
 
 
-def test_processes_are_started_in_one_package() -> None:
-    def starts(file: Path) -> bool:
-        called = [
-            node.func.attr
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and ast.unparse(node.func.value) == "os"
-        ]
-        return bool(imports(file) & {*STARTERS}) or any(name.startswith(STARTING) for name in called)
+def starts_processes(text: str) -> bool:
+    """Return True if a module's text names something that starts processes, under whatever name."""
+    tree = ast.parse(text)
+    names = {"os": "os", "asyncio": "asyncio"}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {each.asname or each.name: each.name for each in node.names}
+            found += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found += [str(node.module), *(f"{node.module}.{each.name}" for each in node.names)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            found.append(f"{names.get(owner, owner)}.{node.attr}")
+    return any(name.startswith(STARTING) for name in found) or any(
+        f"{name}.".startswith(f"{starter}.") for name in found for starter in STARTERS
+    )
 
-    found = {file.relative_to(ROOT).as_posix() for file in FILES if starts(file)}
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from os import fork",
+        "import os as o; o.fork()",
+        "import os; f = os.fork",
+        "import os; os.posix_spawnp('a', [], {})",
+        "import subprocess as s",
+        "from multiprocessing.pool import Pool",
+        "import multiprocessing.context",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "import concurrent.futures as c; c.ProcessPoolExecutor()",
+        "import concurrent.futures; concurrent.futures.ProcessPoolExecutor()",
+        "import asyncio; asyncio.create_subprocess_exec('a')",
+        "from torch import multiprocessing",
+        "import torch; torch.multiprocessing.spawn(f)",
+        "from torch.utils.data import DataLoader",
+    ],
+)
+def test_whatever_starts_a_process_is_seen(text: str) -> None:
+    assert starts_processes(text)
+    assert not starts_processes("from concurrent.futures import ThreadPoolExecutor\nserver.fork()\nos.path")
+
+
+def test_processes_are_started_in_one_package() -> None:
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for file in FILES
+        if starts_processes(file.read_text(encoding="utf-8"))
+    }
     assert {file for file in found if not file.startswith("processes/")} == {*REVIEWED}
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,9 @@ def _kill(name: str) -> None:
 
 
 def transfer(proof: str, seed: int = 0) -> dict[str, Any]:
-    """Give all actors the learner's weights, and return the seconds and the bytes, and the bytes by which the
-    memory of the learner's process rises while weights leave."""
+    """Give all actors the learner's weights, and return the seconds and the bytes; the bytes by which the
+    memory of the learner's process rises while weights leave; and those that it keeps in memory that it
+    shares, for actors that come later."""
     run: Run = held["run"]
     run.weights.proof = proof
     memory = Memory()
@@ -143,7 +145,17 @@ def transfer(proof: str, seed: int = 0) -> dict[str, Any]:
         "bytes": sum(sizes),
         "bucket": max(sizes),
         "memory": memory.peak_above() * 1e9,
+        "kept": _in_shared_files(),
     }
+
+
+def _in_shared_files() -> int:
+    """Return the bytes in files of memory (memfd) that this process has open. They count for no process."""
+    kept = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            kept += os.stat(each).st_size if os.readlink(each).startswith("/memfd:") else 0
+    return kept
 
 
 def broadcast(seed: int = 0) -> dict[str, Any]:

@@ -116,7 +116,8 @@ class Ledger(Protocol):
 
     @property
     def reasked(self) -> int:
-        """How often the run asked a question again because a process was killed before the answer came."""
+        """How many questions the run has submitted once more: after a restart, a broken answer, or a
+        submission that failed."""
 
     @property
     def reported(self) -> Mapping[str, float]:

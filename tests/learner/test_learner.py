@@ -19,7 +19,7 @@ from oat.algorithms.base import step_metrics
 from oat.algorithms.direct import DPO, DPOConfig
 from oat.algorithms.group import GRPO, GRPOConfig
 from oat.config.load import load_config
-from oat.errors import NonFiniteError
+from oat.errors import CheckpointError, NonFiniteError
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, kept_sets
 from oat.learner.optimiser import OptimiserSettings, build_optimiser, learning_rate_factor
@@ -332,6 +332,44 @@ def test_state_round_trip_continues_bitwise(model_path: Path) -> None:
             strict=True,
         )
     )
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["new", "old"])
+def test_a_state_with_other_moments_is_refused(model_path: Path, *, says: bool) -> None:
+    """Each moment of each weight is needed, and there may be no other: neither of a weight that is unknown,
+    nor of one that had none. Checkpoints of earlier versions do not say which weights had none."""
+    objective, one = DPO(DPOConfig(prompts=6)), learner_of(model_path)
+    fresh = learner_of(model_path)
+    fresh.load_state(one.state)
+    one.update(objective, objective.prepare(compared_feedback(), one.forward, np.random.default_rng(0)))
+    state = one.state
+    names = [name for name in state if "/moments/" in name]
+    of_weight: dict[str, list[str]] = {}
+    for name in names:
+        of_weight.setdefault(name.split("/", 3)[3], []).append(name)
+    weight, (first, *_) = of_weight.popitem()
+    assert len(names) == 3 * (1 + len(of_weight))
+
+    def without(*lost: str) -> dict[str, Any]:
+        return {name: value for name, value in state.items() if name not in lost}
+
+    assert state["without_moments"] == {"policy": []}
+    faults = [without(*names), *(without(name) for name in names)]
+    faults += [{**state, f"policy/moments/{more}": state[first]} for more in ("step/none", f"max/{weight}")]
+    if says:
+        faults += [without(*lost) for lost in of_weight.values()]
+        faults.append({**state, "without_moments": {"policy": [weight]}})
+    for fault in faults:
+        if not says:
+            del fault["without_moments"]
+        with pytest.raises(CheckpointError, match="other moments of Adam than the policy needs"):
+            fresh.load_state(fault)
+    lacking = without(*(name for name in names if name.endswith(f"/{weight}")))
+    if says:
+        lacking["without_moments"] = {"policy": [weight]}
+    else:
+        del lacking["without_moments"]
+    fresh.load_state(lacking)
 
 
 def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) -> list[float]:

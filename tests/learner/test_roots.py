@@ -13,12 +13,27 @@ from fixtures import World, oat
 
 from oat.learner.learner import Learner
 from oat.models.root import Root
+from oat.plugins.registry import ALGORITHMS
 from oat.rollout.features import SecondPass
 from oat.types import ENSEMBLE
 
 OF_REFERENCE = {"name": "ensemble", "samples": 4, "features": {"backbone": "reference"}}
+BY_FAMILY = {"sft", "reward_model", "frozen"}
+"""Algorithms that need other settings, which a family or a run of their own has."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        name: (name, {"algorithm": {"name": name, "prompts": 4}})
+        for name in ALGORITHMS
+        if name not in BY_FAMILY
+    },
     **FAMILIES,
+    "frozen": (
+        "frozen",
+        {
+            "algorithm": {"name": "frozen", "prompts": 4},
+            "explorer": {**OF_REFERENCE, "ensemble": {"members": 2, "hidden": 4}},
+        },
+    ),
     "old and reference log-probabilities": ("grpo", {"algorithm.kl_coef": 0.1, "learner.sync_every": 2}),
     "LoRA": ("dpo", {"model.lora": {"rank": 2}}),
     "LoRA on the head": ("grpo", {"model.lora": {"rank": 2, "targets": ["lm_head", "q_proj"]}}),
@@ -42,6 +57,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.passes, self.seen = Counter[int](), Counter[int]()
         self.outside: list[str] = []
+        self._hooked = set[int]()
         self._is_at_work = self._depth = 0
         self._patched = monkeypatch
         forward = Root.forward
@@ -71,7 +87,13 @@ class Watch:
         for name in ("linear_functionals", "chunked_head"):  # the head's weight is used without its module
             real = getattr(__import__("oat.learner.models", fromlist=[name]), name)
             monkeypatch.setattr(f"oat.learner.models.{name}", self._within(name, real))
-        features = SecondPass._features
+        begin, features = SecondPass.__init__, SecondPass._features
+
+        def begun(made: SecondPass, *given: Any, **named: Any) -> None:
+            begin(made, *given, **named)
+            self._hook(made.lm.root)
+
+        monkeypatch.setattr(SecondPass, "__init__", begun)
 
         def one(made: SecondPass, rows: Any) -> Any:
             self.passes[id(made.lm.root)] += 1
@@ -79,9 +101,14 @@ class Watch:
 
         monkeypatch.setattr(SecondPass, "_features", one)
 
-    def _watch(self, learner: Learner) -> None:
-        for root in {model.root for model in learner.models.values()}:
+    def _hook(self, root: Root) -> None:
+        if id(root) not in self._hooked:
+            self._hooked.add(id(root))
             root.register_forward_hook(lambda root, given, found: self.seen.update([id(root)]))
+
+    def _watch(self, learner: Learner) -> None:
+        for model in learner.models.values():
+            self._hook(model.root)
         for name, model in learner.models.items():
             outputs = model.outputs
 
@@ -133,6 +160,12 @@ def test_hooks_of_each_root_fire_once_a_pass_and_there_is_no_other_way(
     assert watch.outside == []
     assert sum(watch.passes.values()) > 0
     assert watch.seen == watch.passes
+
+
+def test_every_algorithm_is_run() -> None:
+    assert {changes.get("algorithm", {}).get("name", recipe) for recipe, changes in RUNS.values()} == {
+        *ALGORITHMS
+    }
 
 
 def test_the_watch_sees_another_way(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

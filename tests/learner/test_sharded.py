@@ -47,7 +47,7 @@ def test_two_ranks_learn_what_one_process_learns(
     case: str, folder: Path, sharded: dict[str, list[Any]]
 ) -> None:
     kind, objective = ranks.CASES[case]
-    alone = ranks.updates(ranks.models_of(folder, kind), objective)
+    alone = ranks.updates(ranks.models_of(folder, kind, objective), objective)
     for rank in sharded[case]:
         for one, other in zip(rank["metrics"], alone["metrics"], strict=True):
             assert one == pytest.approx(other, rel=MOST, abs=MOST)

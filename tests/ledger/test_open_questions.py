@@ -2,16 +2,20 @@
 killed before or after any of them ends as the unbroken one, and nothing else in memory holds an open
 question."""
 
+import gc
 import json
 import os
 import pickle
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from enum import Enum
+from functools import partial
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import late
@@ -31,6 +35,7 @@ from oat.ledger.open_questions import (
     TAKEN,
     OpenQuestion,
     OpenQuestions,
+    Sent,
     Stage,
 )
 from oat.ledger.store import Store
@@ -39,6 +44,9 @@ from oat.types import Answer, Key, Question
 from oat.types.questions import Budget
 
 STEPS = 5
+SEED = 6
+FAILED, UNSENT = 1, 2
+"""The steps after which an evaluation fails: one when it was asked, and one because it cannot be sent."""
 SERIES = {
     "waves": {"budget": Budget(cost=8.0), "keeps": False},
     "ahead": {"budget": Budget(), "keeps": False},
@@ -66,6 +74,8 @@ class Keeping(Slow):
         self._folder, self._name = folder, os.urandom(4).hex()
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
+        if (questions[0].key.purpose, questions[0].key.step) == ("eval", UNSENT):
+            raise OracleError("it is away")
         tickets = super().submit(questions)
         names = [f"{self._name} {ticket}" for ticket in tickets]
         for name, ticket in zip(names, tickets, strict=True):
@@ -88,10 +98,11 @@ class Keeping(Slow):
         return answer
 
 
-def opened(store: Store, folder: Path, series: str) -> Ledger:
+def opened(store: Store, folder: Path, series: str, version: str, delays: random.Random) -> Ledger:
     store.db.execute("PRAGMA synchronous = OFF")  # no test here cuts the power
     settings = SERIES[series]
-    oracle = Keeping(folder, random.Random(os.getpid()), keeps=settings["keeps"])
+    oracle = Keeping(folder, delays, keeps=settings["keeps"])
+    oracle.version = version
     return Ledger(
         store,
         {"o": oracle},
@@ -108,26 +119,39 @@ def few(occurrence: int) -> list[str]:
     return [draw.choice(["a", "b", f"own {occurrence}"]) for _ in range(draw.randrange(1, 3))]
 
 
-def live(folder: Path, series: str, look: Callable[[Ledger], None] = lambda ledger: None) -> int:
-    """Play all steps from where an earlier life was killed. After step 1 an evaluation fails. Return the exit
-    code. For a forked child only.
+def live(
+    folder: Path,
+    series: str,
+    look: Callable[[Ledger], None] = lambda ledger: None,
+    version: str = "1",
+    seed: int | None = None,
+) -> int:
+    """Play all steps from where an earlier life was killed. After two of them an evaluation fails. Return the
+    exit code. For a forked child only.
 
     Args:
         look: called with the ledger when it is open.
+        version: the version of the oracle.
+        seed: decides when answers come; None: no two processes have equal ones.
     """
     late.texts = few
     with closing(Store(folder / "ledger.sqlite")) as store:
-        ledger = opened(store, folder, series)
+        delays = random.Random(os.getpid() if seed is None else seed)
+        ledger = opened(store, folder, series, version, delays)
         look(ledger)
 
         def evaluate(step: int) -> None:
-            if step == 2 and not ledger.has_taken(1, "eval"):
-                if not ledger.recalls(1, 0, "eval"):
-                    groups = [group(place) for place in range(2)]
-                    ledger.ask(
-                        1, 0, groups, make_questions(groups, "score", 1, oracle="o", purpose="eval"), "eval"
-                    )
-                ledger.give_up(1, "eval")
+            last = step - 1
+            if last not in (FAILED, UNSENT) or ledger.has_taken(last, "eval"):
+                return
+            if not ledger.recalls(last, 0, "eval"):
+                groups = [group(place) for place in range(2)]
+                asked = make_questions(groups, "score", last, oracle="o", purpose="eval")
+                try:
+                    ledger.ask(last, 0, groups, asked, "eval")
+                except OracleError:
+                    assert last == UNSENT
+            ledger.give_up(last, "eval")
 
         try:
             play(ledger, steps=STEPS, count=5, ahead=10, before=evaluate)
@@ -183,33 +207,66 @@ def stages(ledger: Ledger) -> dict[int, str]:
     return {row.id: row.stage.name for row in ledger.open.rows.values()}
 
 
-def strange(ledger: Ledger) -> list[str]:
-    """Return the attributes of a ledger, but its table of open questions, that hold an open question, its key
-    or its ticket."""
-    tickets = {row.sent.ticket for row in ledger.open.rows.values() if row.sent is not None}
-
-    def walk(value: Any, path: str, seen: set[int]) -> Iterator[str]:
-        if id(value) in seen or isinstance(
-            value, OpenQuestions | str | bytes | int | float | Enum | None.__class__
+def strange(ledger: Any) -> list[str]:
+    """Return what holds an open question, its key, its ticket, or the ids of several, of everything that a
+    ledger reaches: but its table of open questions, and its oracles, which know what they were sent."""
+    rows = ledger.open.rows.values()
+    tickets = {row.sent.ticket[1] for row in rows if row.sent is not None}
+    ids = {row.id for row in rows}
+    seen = {id(each) for each in (ledger.open, ledger.open.rows, ledger.oracles, *ledger.oracles.values())}
+    seen |= {id(each) for each in (tickets, ids, seen)}
+    found, left = list[str](), list[Any]([ledger])
+    while left:
+        holder = left.pop()
+        if id(holder) in seen or isinstance(
+            holder, type | ModuleType | BuiltinFunctionType | sqlite3.Connection
         ):
-            return
-        seen.add(id(value))
-        if isinstance(value, Intent | OpenQuestion | Question | Key) or (
-            isinstance(value, tuple) and len(value) == 2 and value in tickets
+            continue
+        seen.add(id(holder))
+        held = gc.get_referents(holder)
+        if isinstance(holder, dict):  # whose keys are left out if they are texts
+            held += holder
+        if isinstance(holder, FunctionType):  # not all of its module
+            held = [holder.__closure__, holder.__defaults__, holder.__kwdefaults__]
+        if any(isinstance(each, Intent | OpenQuestion | Question | Key) for each in held) or any(
+            isinstance(each, str) and each in tickets for each in held
         ):
-            yield path
-        elif isinstance(value, dict):
-            for key, each in value.items():
-                yield from walk(key, f"{path} key", seen)
-                yield from walk(each, f"{path}[]", seen)
-        elif isinstance(value, list | tuple | set | frozenset):
-            for each in value:
-                yield from walk(each, f"{path}[]", seen)
-        elif type(value).__module__.startswith("oat.ledger"):
-            for name, each in vars(value).items():
-                yield from walk(each, f"{path}.{name}", seen)
+            found.append(f"{type(holder).__name__}: {holder!r:.200}")
+        elif isinstance(holder, dict | set | frozenset | list | tuple | deque):
+            numbers = {each for each in holder if type(each) is int}
+            if isinstance(holder, dict):
+                numbers |= {each for each in holder.values() if type(each) is int}
+            if len(numbers & ids) > 2:
+                found.append(f"{type(holder).__name__}: {holder!r:.200}")
+        left += held
+    return found
 
-    return [*walk(ledger, "ledger", set())]
+
+def test_a_second_owner_is_found() -> None:
+    """`strange` finds an open question wherever it is held."""
+    table = OpenQuestions()
+    groups = [group(0)]
+    (question,) = make_questions(groups, "score", 0, oracle="o")
+    row = table.add(Intent(10**6, question, 0, None, None, ()), Stage.DUE)
+    table.move(row, Stage.SENT, Sent(("o", "its ticket"), question, 0.0, Budget()))
+    for number in range(3):
+        table.add(replace(row.intent, id=number + 2000), Stage.DUE)
+    ledger = SimpleNamespace(open=table, oracles={}, other=None)
+    assert strange(ledger) == []
+    own = row.intent
+    for other in (
+        [own],
+        {"a": {own.question.key: 1}},
+        deque([own]),
+        partial(print, row),
+        SimpleNamespace(deep=SimpleNamespace(intent=own)),
+        {"its ticket": 3},
+        lambda: own,
+        {id: "held" for id in table.rows},
+        {"a": {2000, 2001, 2002}},
+    ):
+        ledger.other = other
+        assert strange(ledger), other
 
 
 def whole(folder: Path, series: str) -> tuple[str, dict[Change, int]]:
@@ -244,12 +301,25 @@ def digest(folder: Path) -> str:
         return store.digest()
 
 
-def struck(folder: Path, series: str, change: Change, *, after: bool, call: int) -> set[tuple[str, str]]:
+def struck(
+    folder: Path,
+    series: str,
+    change: Change,
+    *,
+    after: bool,
+    call: int,
+    counts: Callable[[Ledger], bool] = lambda ledger: True,
+    version: str = "1",
+    seed: int | None = None,
+) -> set[tuple[str, str]]:
     """Kill a life before or after a change, continue it to its end, and return the pairs of states before and
     after the restart.
 
     Args:
-        call: the number of the change, among equal ones, from 1.
+        call: the number of the change, among equal ones that count, from 1.
+        counts: whether a change counts.
+        version: the version of the oracle in the life that continues.
+        seed: of the life that is killed; see `live`.
     """
     log, left = folder / "log", folder / "stages"
 
@@ -258,7 +328,7 @@ def struck(folder: Path, series: str, change: Change, *, after: bool, call: int)
 
         def tell(made: Change, is_made: bool) -> None:
             nonlocal count
-            if made == change and is_made == after:
+            if made == change and is_made == after and counts(found[0]):
                 count += 1
                 if count == call:
                     if not found[0].store.db.in_transaction:  # then the disk knows what memory knows
@@ -266,8 +336,10 @@ def struck(folder: Path, series: str, change: Change, *, after: bool, call: int)
                     os.kill(os.getpid(), signal.SIGKILL)
 
         watched(tell)
-        code = live(folder, series, found.append)
-        return live(folder, series, lambda ledger: found.insert(0, ledger)) if code == BROKEN else code
+        code = live(folder, series, found.append, seed=seed)
+        if code == BROKEN:
+            code = live(folder, series, lambda ledger: found.insert(0, ledger), seed=seed)
+        return code
 
     def continued() -> int:
         def look(ledger: Ledger) -> None:
@@ -278,8 +350,8 @@ def struck(folder: Path, series: str, change: Change, *, after: bool, call: int)
                 pairs = sorted({(before[str(id)], stage) for id, stage in now.items()})
                 (folder / "pairs").write_text(json.dumps(pairs), encoding="utf-8")
 
-        code = live(folder, series, look)
-        return live(folder, series, look) if code == BROKEN else code
+        code = live(folder, series, look, version)
+        return live(folder, series, look, version) if code == BROKEN else code
 
     assert forked(killed, log) == -signal.SIGKILL, log.read_text()
     assert forked(continued, log) == 0, log.read_text()
@@ -302,8 +374,26 @@ def test_a_run_killed_at_any_change_ends_as_the_unbroken_one(series: str, tmp_pa
             recovered |= struck(folder, series, change, after=after, call=call)
             assert digest(folder) == expected, name
     assert recovered <= {(before.name, now.name) for before, now in RECOVERED}
-    assert (("SENT", "SENT") in recovered) == SERIES[series]["keeps"]
+    keeps = {("SENT", "SENT"), ("DUE", "SENT")} & recovered
+    assert (len(keeps) == 2) == SERIES[series]["keeps"]
     assert (("SENT", "DUE") in recovered) != SERIES[series]["keeps"]
+    assert (("HELD", "HELD") in recovered) == (series == "waves")
+    assert (("DUE", "DUE") in recovered) != SERIES[series]["keeps"]
+
+
+def test_a_question_asks_for_what_a_changed_oracle_would_have_brought(tmp_path: Path) -> None:
+    def counts(ledger: Ledger) -> bool:
+        states = ledger.store.states()
+        awaits = any(states[row.id] == 0 for row in ledger.open.at(Stage.AWAITING))
+        return awaits and ledger.has_taken(0) and not ledger.store.db.in_transaction
+
+    for version in ("1", "2"):
+        (folder := tmp_path / version).mkdir()
+        sent = (Stage.DUE, Stage.SENT)
+        pairs = struck(folder, "ahead", sent, after=True, call=1, counts=counts, version=version, seed=SEED)
+        now = "AWAITING" if version == "1" else "DUE"
+        assert ("AWAITING", now) in pairs
+        digest(folder)
 
 
 def test_every_change_is_in_a_series() -> None:

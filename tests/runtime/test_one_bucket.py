@@ -78,3 +78,27 @@ def test_one_bucket_lives_at_a_time(world: World) -> None:
     assert len(shares) > 4, "the model travels in several buckets"
     assert holder.most == max(shares)
     assert learner.living == {}
+
+
+def test_a_copy_that_lags_behind_is_replaced_tensor_by_tensor(world: World) -> None:
+    """With `sync_every` above 1 the sampler's weights are kept, and there is never a second copy of them."""
+    learner = Copying(world)
+    weights = Weights({"sampler": Watching(learner)}, 2)  # type: ignore[dict-item]
+    weights.take(learner, 1)  # type: ignore[arg-type]
+    old = {name: weakref.ref(tensor) for name, tensor in weights.kept["sampler"].items()}
+    living: list[int] = []
+    named = learner.named_tensors
+
+    def watched(*given: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in named(*given):
+            living.append(sum(each() is not None for each in old.values()))
+            yield name, tensor
+
+    learner.named_tensors = watched  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        weights.take(learner, 2)  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+    assert living == [*range(len(old), 0, -1)]
+    assert not any(each() for each in old.values())

@@ -36,6 +36,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"algorithm": {"name": "reward_model", "prompts": 4, "samples": 2}, "evaluation": None},
     ),
     "dpo": ("dpo", {"learner.sync_every": 2, "learner.weights_proof": "probe"}),
+    "kto": ("kto", {"algorithm": {"name": "kto", "prompts": 4}}),
+    "vine": (
+        "grpo",
+        {"algorithm.advantage": "vine", "algorithm.vine": {"branches": 2, "delimiter": "a", "most_steps": 2}},
+    ),
     "an ensemble": RUNS["an ensemble"],
 }
 """A run of each family of algorithms."""

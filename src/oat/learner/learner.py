@@ -38,7 +38,13 @@ from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import columns_on, fault_of, micro_batches, plan_of, select_rows, view_of
 from oat.learner.models import Model, device_of, refuse_other_frozen, refuse_other_tensors
 from oat.learner.moving_reference import Following
-from oat.learner.optimiser import OptimiserSettings, build_optimiser, clip_gradient
+from oat.learner.optimiser import (
+    MOMENTS,
+    OptimiserSettings,
+    build_optimiser,
+    clip_gradient,
+    refuse_other_moments,
+)
 from oat.learner.ranks import ALONE, Ranks
 from oat.learner.reduction import Reduction
 from oat.learner.shards import whole
@@ -103,10 +109,6 @@ _OF_THE_FIRST = ("logps/recorded_gap", "logps/recorded_gap_max")
 """Metrics that compare the policy before the update with the sampler. Only the first optimiser step of an
 update computes with these weights."""
 
-_NO_MOMENTS = (
-    "the checkpoint lacks moments of Adam ({}) of the {}, which has learned; put its files back as they "
-    "were, or go back to the checkpoint before it"
-)
 _FILES_OF = {
     "policy": ("model.path",),
     "reference": ("model.path", "model.reference"),
@@ -445,6 +447,14 @@ class Learner:
         """The part of the state that is no tensors: counters, and checksums of frozen weights."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
+        state["without_moments"] = {
+            model: sorted(
+                name
+                for name, parameter in part.model.trainable().items()
+                if parameter not in part.optimiser.state
+            )
+            for model, part in self.trained.items()
+        }
         if any(self.left_out.values()):
             state["left_out"] = dict(self.left_out)
         if self.critic_only_steps:
@@ -512,18 +522,17 @@ class Learner:
             self.load_weights(model, tensors)
         for model, part in self.trained.items():
             part.optimiser.state.clear()
-            moments = _below(state, f"{model}/moments/")
-            if not moments and self.steps[model]:
-                raise CheckpointError(_NO_MOMENTS.format("all", model))
-            for name, parameter in part.model.trainable().items():
-                own = {key: moments.get(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
-                found = {key: value for key, value in own.items() if value is not None}
-                if len(found) not in (0, len(own)):
-                    raise CheckpointError(_NO_MOMENTS.format(f"one of `{name}`", model))
-                if found:
+            moments, parameters = _below(state, f"{model}/moments/"), part.model.trainable()
+            without = state.get("without_moments", {}).get(model)
+            if without is not None or self.steps[model]:
+                refuse_other_moments(model, moments, parameters, without)
+            for name, parameter in parameters.items():
+                if f"step/{name}" in moments:
                     part.optimiser.state[parameter] = {  # Adam keeps its count of steps on the CPU
-                        key: value.to("cpu" if key == "step" else parameter.device, copy=True)
-                        for key, value in found.items()
+                        key: moments[f"{key}/{name}"].to(
+                            "cpu" if key == "step" else parameter.device, copy=True
+                        )
+                        for key in MOMENTS
                     }
 
 

@@ -302,7 +302,8 @@ class Critic(Root):
 
     def scores(self, hidden_XD: torch.Tensor) -> torch.Tensor:
         """Return the head's output for hidden states, (X,)."""
-        return self.score(hidden_XD.to(self.score.weight.dtype)).squeeze(-1)
+        # a copy, since a sharded root may not return a view
+        return self.score(hidden_XD.to(self.score.weight.dtype)).squeeze(-1).clone()
 
 
 class RewardModel(Critic):

@@ -11,17 +11,19 @@ order of the sums does not depend on the number of threads, so equal gradients h
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from oat.errors import ModelError
+from oat.errors import CheckpointError, ModelError
 from oat.learner.shards import local, over_ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What Adam keeps for each weight that has had a gradient, by its names there."""
 FLOOR = 0.1
 """Fraction of the highest learning rate at which linear and cosine schedules end."""
 
@@ -86,6 +88,37 @@ def build_optimiser(
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, **common)
+
+
+def refuse_other_moments(
+    model: str, held: Collection[str], weights: Collection[str], without: Collection[str] | None
+) -> None:
+    """Refuse a checkpoint that lacks moments of Adam of a model that has learned, or has others.
+
+    Args:
+        model: the model's name, for the message.
+        held: the moments in the checkpoint, each as "moment/weight".
+        weights: the names of the weights that learn.
+        without: the names of those that had no moments, since no gradient had reached them; None: the
+            checkpoint does not say, as those of earlier versions of `oat`. Then a weight may lack all of its
+            moments, but not every weight.
+
+    Raises:
+        CheckpointError: moments are missing, or are there that should not be.
+    """
+    if without is None:
+        whole = [name for name in weights if any(f"{moment}/{name}" in held for moment in MOMENTS)]
+        whole = whole or [*weights]
+    else:
+        whole = [name for name in weights if name not in without]
+    expected = {f"{moment}/{name}" for name in whole for moment in MOMENTS}
+    wrong = sorted(expected ^ {*held})
+    if wrong:
+        raise CheckpointError(
+            f"the checkpoint has other moments of Adam than the {model} needs to go on learning: "
+            f"{len(wrong)} missing or unknown, for example `{wrong[0]}`; put its files back as they were, or "
+            "go back to the checkpoint before it"
+        )
 
 
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:

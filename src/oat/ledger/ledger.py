@@ -113,7 +113,7 @@ class Ledger:
 
     @property
     def reasked(self) -> int:
-        """The number of submissions that repeat an earlier one, because a kill came before the answer."""
+        """The number of questions that were submitted once more; see `Outstanding.reasked`."""
         return self.outstanding.reasked
 
     @property

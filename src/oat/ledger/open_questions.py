@@ -46,14 +46,14 @@ CHANGES: dict[tuple[Stage | str, Stage | str], str] = {
     (Stage.HELD, Stage.AWAITING): "its wave is recorded, and equal questions bring its values",
     (Stage.HELD, Stage.ANSWERED): "the budget does not allow it",
     (Stage.DUE, Stage.SENT): "the oracle gave a ticket",
-    (Stage.SENT, Stage.ANSWERED): "the answer came, or the deadline passed",
+    (Stage.DUE, Stage.ANSWERED): "its evaluation failed",
+    (Stage.SENT, Stage.ANSWERED): "the answer came, the deadline passed, or its evaluation failed",
     (Stage.SENT, Stage.AWAITING): "the answer came, and equal questions bring the other values",
     (Stage.SENT, Stage.DUE): "the answer broke the contract",
-    (Stage.AWAITING, Stage.ANSWERED): "the last value came",
+    (Stage.AWAITING, Stage.ANSWERED): "the last value came, or its evaluation failed",
     (Stage.ANSWERED, TAKEN): "a step took it, or an evaluation that failed was closed",
 }
-"""The changes of a question's state, each with its reason. If an evaluation fails, its questions also become
-`ANSWERED` from every other state."""
+"""The changes of a question's state, each with its reason."""
 
 RECOVERED: dict[tuple[Stage, Stage], str] = {
     (Stage.HELD, Stage.HELD): "",
@@ -62,7 +62,10 @@ RECOVERED: dict[tuple[Stage, Stage], str] = {
     (Stage.SENT, Stage.SENT): "the oracle keeps questions (`durable`)",
     (Stage.SENT, Stage.DUE): "it does not",
     (Stage.AWAITING, Stage.AWAITING): "",
-    (Stage.AWAITING, Stage.DUE): "the oracle has changed, so what it answered to others brings no value",
+    (
+        Stage.AWAITING,
+        Stage.DUE,
+    ): "its oracle, not asked yet, has changed: answers to others bring no value",
     (Stage.ANSWERED, Stage.ANSWERED): "",
 }
 """The changes that a restart makes."""
@@ -163,7 +166,8 @@ class OpenQuestions:
         """Make all questions of a purpose `ANSWERED`. They are recorded as failed."""
         for row in [row for row in self.rows.values() if row.purpose == purpose]:
             self.await_keys(row, ())
-            self._set(row, Stage.ANSWERED, None)
+            if row.stage is not Stage.ANSWERED:
+                self.move(row, Stage.ANSWERED)
 
     def close(self, id: int) -> Intent:
         """Remove a question that a step takes, and return it."""

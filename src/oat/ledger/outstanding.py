@@ -212,7 +212,8 @@ class Outstanding:
             answers, before these are recorded.
 
     Attributes:
-        reasked: number of submissions that repeat an earlier one after a restart.
+        reasked: number of questions that were submitted once more, since a kill came before their answers,
+            their answers broke the contract, or the first submission failed.
     """
 
     def __init__(

@@ -278,7 +278,10 @@ NAMES = {
         "the oracle charges for it"
     ),
     "oracle/queries": "priced items in the answers that steps of training have taken so far",
-    "oracle/reasked": "questions asked again after a restart, so far in the run",
+    "oracle/reasked": (
+        "questions submitted once more (after a restart, a broken answer or a failed submission), so far in "
+        "the run"
+    ),
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": (
         "mean of the scores that the mixture's source with this label gave to the step's questions, before "

@@ -75,7 +75,11 @@ class Weights:
         that the slots get them; `load` loads them."""
         self.sampler_version = version
         if self.sync_every > 1:
-            self.kept = {slot: _trained(learner, MODEL_OF_SLOT[slot]) for slot in self.synced}
+            for slot in self.synced:
+                model, kept = MODEL_OF_SLOT[slot], self.kept.setdefault(slot, {})
+                # one after another, so that there is never a second copy of the model
+                for name, tensor in learner.named_tensors(model, learner.trainable(model)):
+                    kept[name] = tensor.clone()
 
     def load(self, learner: Learner) -> None:
         """Load the learner's weights, which `take` took, into every synced slot."""
