@@ -26,7 +26,7 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "a learner that starts": ("learner", "prepare", 1),
     "a learner that makes its side": ("learner", "make", 1),
     "a learner that learns": ("learner", "update", 2),
-    "a learner that gives weights": ("learner", "some", 12),
+    "a learner that gives weights": ("learner", "some", 4),
     "a learner that is saved": ("learner", "plain_state", 8),
     "a client that starts": ("oracle client", "prepare", 1),
     "a client that makes its oracles": ("oracle client", "make", 1),
