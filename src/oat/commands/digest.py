@@ -61,6 +61,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     state.pop("stop", None)  # it has measured hours
     state.pop(HELD, None)  # below, the ledger itself is hashed
     state.get("evaluation", {}).pop("seconds", None)
+    state.get("learner", {}).pop("without_moments", None)  # the optimiser's digest says which there are
     rows = _all_rows(run_dir / "metrics.jsonl", 0 if step == 0 else step + (ROW not in state))
     with closing(Reader(run_dir / "ledger.sqlite")) as store:
         return {
