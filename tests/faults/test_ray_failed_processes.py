@@ -13,14 +13,13 @@ import pytest
 from apart_runs import ON_RAY, Pair, pair
 from failures import AT_ONCE_S, PHASES, SETTINGS, ends, strike
 from fixtures import Finished, forked, named, oat
-from ray_runs import RayStrikes, gone, part
+from ray_runs import BROKER, RayStrikes, gone, part
 
-from oat.processes.guard import guard
 from oat.processes.ray_cluster import Cluster
 
 pytestmark = [pytest.mark.fault("R18-ray"), pytest.mark.large]
 
-PARTS = {"the head": "gcs_server", "the raylet": "raylet", "the broker": "oat.processes.ray_broker"}
+PARTS = {"the head": "gcs_server", "the raylet": "raylet", "the broker": BROKER}
 CALLS = {
     "an actor starts": ("make", 0),
     "sampling": ("sample", 5),
@@ -225,7 +224,7 @@ def test_a_signal_ends_a_run_whose_cluster_hangs(
         os.kill(os.getpid(), signal.SIGINT)
 
     def stop() -> None:
-        os.kill(part(strikes, {**PARTS, "the guard": guard.__file__}[name]), signal.SIGSTOP)
+        os.kill(part(strikes, {**PARTS, "the guard": "oat.processes.guard"}[name]), signal.SIGSTOP)
         threading.Timer(0.0 if name == "the guard" else 1.0, send).start()
 
     strikes.doing["sample", 6] = stop

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import World, forked, make_model
-from ray_runs import RayStrikes, part
+from ray_runs import BROKER, RayStrikes, part
 from stalls import CHANGES, STORE, is_bounded, resident, stalled_run
 
 
@@ -22,7 +22,7 @@ def test_what_waits_is_bounded(
 
     def sizes() -> Mapping[str, int]:
         actors = {f"actor {number}": resident(strikes.worker(f"actor {number}") or 0) for number in range(2)}
-        broker, raylet = (resident(part(strikes, name)) for name in ("oat.processes.ray_broker", "raylet"))
+        broker, raylet = (resident(part(strikes, name)) for name in (BROKER, "raylet"))
         return {"the run's process": resident("self"), **actors, "the broker": broker, STORE: raylet}
 
     assert forked(lambda: stalled_run(config, tmp_path / "seen", sizes), tmp_path / "log") == 0, (

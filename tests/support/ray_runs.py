@@ -20,6 +20,7 @@ from oat.processes.ray_cluster import RayRemote
 
 MARK = "OAT_TEST_CLUSTER"
 """An environment variable that the processes of a cluster inherit from a test."""
+BROKER = "the broker"
 _START_S = 60.0
 
 
@@ -121,10 +122,15 @@ def marked(mark: str) -> Iterator[int]:
 
 
 def part(strikes: RayStrikes, name: str) -> int:
-    """Return a part of a cluster by the end of its command, or by its program, such as raylet."""
+    """Return a part of a cluster: the broker, or a process by the end of its command or by its program, such
+    as raylet."""
     for process in strikes.left():
         words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
         if name in words or Path(words[0]).name == name:
+            return process
+        # the kit starts the broker, whose command does not name it; what it starts does not write here
+        is_of_kit = Path(words[0]).name.startswith("python") and "oat.processes.child" in words
+        if name == BROKER and is_of_kit and os.readlink(f"/proc/{process}/fd/1").endswith("/cluster.log"):
             return process
     raise AssertionError(f"no process {name}")
 
